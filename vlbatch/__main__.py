@@ -1,0 +1,5 @@
+"""``python -m vlbatch``."""
+
+from vlbatch.cli import main
+
+main()

@@ -1,0 +1,535 @@
+"""The running batch: slots, rows, declared fields and progress of every live request.
+
+Rules
+- One plan a step: ``plan`` is pure, ``apply`` moves every field and every follower once.
+- Errors come before any write; look-ups never insert.
+- Between ``remove`` and ``apply`` a row may be a hole; after ``apply`` rows are dense.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, get_args
+
+import numpy as np
+
+from vlbatch.backends.base import Backend
+from vlbatch.backends.dtypes import HostArray
+from vlbatch.batch.access import FieldAccess
+from vlbatch.batch.progress import Progress
+from vlbatch.batch.rows import RowTable
+from vlbatch.errors import (
+    DuplicateRequest,
+    InvalidField,
+    InvalidSchedule,
+    InvariantBroken,
+    PromptTooLong,
+    StaleOrder,
+    UnknownRequest,
+)
+from vlbatch.fields import Field, FieldRegistry, FieldStorage, packed
+from vlbatch.order import (
+    HOLE,
+    IDLE,
+    BatchOrder,
+    Follower,
+    IntArray,
+    OrderPolicy,
+    RowMoves,
+    Scheduled,
+    place_rows,
+    vacate_rows,
+)
+
+E = TypeVar("E")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchPlan:
+    """What ``apply`` will do; valid until the batch changes.
+
+    Attributes:
+        order: the order of the step.
+        moves: how rows get there.
+        rows: new row -> req_id, idle requests included.
+        version: state of the batch that it was made for.
+
+    """
+
+    order: BatchOrder
+    moves: RowMoves
+    rows: tuple[str, ...]
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSnapshot:
+    """Host copies of everything at one moment; for comparisons, audits and reports.
+
+    Attributes:
+        rows: row -> req_id, ``None`` for a hole.
+        slots: req_id -> slot.
+        progress: req_id -> ``(prompt_len, computed, confirmed)``.
+        values: req_id -> field -> value of the per-request fields.
+        whole: field -> array of the others.
+
+    """
+
+    rows: tuple[str | None, ...]
+    slots: dict[str, int]
+    progress: dict[str, tuple[int, int, int]]
+    values: dict[str, dict[str, object]]
+    whole: dict[str, HostArray]
+
+
+@dataclass(frozen=True, slots=True)
+class _Preempted:
+    num_tokens: int
+    values: dict[str, object]
+
+
+class InputBatch(FieldAccess[E], Generic[E]):
+    """State of the running requests.
+
+    Besides the declared fields there is ``slot_of_row``, int32 ``[capacity]``: row of the
+    current step -> slot, -1 past the last.
+
+    Args:
+        fields: declarations; see ``vlbatch.fields``.
+        backend: where arrays live.
+        capacity: most requests at once.
+        max_model_len: longest request, prompt and outputs, in tokens.
+        num_drafts: k; a decode may compute up to ``k + 1`` tokens.
+        policy: which regions rows are grouped in.
+        stable: keep relative order within a region (moves more rows).
+
+    Raises:
+        InvalidField: contradicting declarations, or a setting out of range.
+
+    """
+
+    # Any: the stored array type is the backend's own business
+    def __init__(
+        self,
+        fields: Sequence[Field],
+        *,
+        backend: Backend[Any, E],
+        capacity: int,
+        max_model_len: int,
+        num_drafts: int = 0,
+        policy: OrderPolicy = "split",
+        stable: bool = False,
+    ) -> None:
+        _check_settings(capacity, max_model_len, num_drafts, policy)
+        slot_of_row = packed(
+            "slot_of_row", (capacity,), "int32", default=-1, rebuild=lambda order: order.slots
+        )
+        registry = FieldRegistry([*fields, slot_of_row])
+        storage: FieldStorage[Any, E] = FieldStorage(registry, capacity, num_drafts, backend)
+        super().__init__(RowTable(capacity), storage)
+        self.capacity = capacity
+        self.max_model_len = max_model_len
+        self.num_drafts = num_drafts
+        self.policy = policy
+        self.stable = stable
+        self.batch_id = secrets.token_hex(8)
+        self.progress = Progress(capacity)
+        self._preempted: dict[str, _Preempted] = {}
+        self._followers: list[Follower] = []
+        self._version = 0
+        self._num_steps = 0
+        self._order: BatchOrder | None = None  # the latest, until it is counted
+        self._order_admission: IntArray = np.zeros(0, dtype=np.int64)  # its row -> rank
+
+    # -- requests ----------------------------------------------------------------------------
+    @property
+    def req_ids(self) -> tuple[str, ...]:
+        """Live requests, in order of admission; preempted ones are not among them."""
+        return tuple(self._table.slots)
+
+    @property
+    def preempted(self) -> tuple[str, ...]:
+        """Requests that can be resumed."""
+        return tuple(self._preempted)
+
+    @property
+    def num_reqs(self) -> int:
+        """Live requests."""
+        return len(self._table.slots)
+
+    @property
+    def rows(self) -> tuple[str | None, ...]:
+        """Row -> request, ``None`` for a hole that the next ``apply`` closes."""
+        return tuple(self._table.rows)
+
+    def slot_of(self, req_id: str) -> int:
+        """Slot of a live request; raises ``UnknownRequest``."""
+        return self._table.slot_of(req_id)
+
+    def row_of(self, req_id: str) -> int:
+        """Row of a live request, provisional until ``apply``; raises ``UnknownRequest``."""
+        return self._table.row_of(req_id)
+
+    def computed_of(self, req_id: str) -> int:
+        """Computed tokens of a live request; raises ``UnknownRequest``."""
+        return int(self.progress.computed[self._table.slot_of(req_id)])
+
+    def is_live(self, req_id: str) -> bool:
+        """Whether the request has a slot."""
+        return req_id in self._table.slots
+
+    def remaining_of(self, req_id: str) -> int:
+        """Most tokens that a live request can be scheduled for; raises ``UnknownRequest``."""
+        slots = np.array([self._table.slot_of(req_id)])
+        return int(self._limit(slots)[0])
+
+    def known_tokens_of(self, req_id: str) -> int:
+        """Tokens with a known id: the prompt, or all computed ones and the sampled one.
+
+        Raises:
+            UnknownRequest: neither live nor preempted.
+
+        """
+        if req_id in self._preempted:
+            return self._preempted[req_id].num_tokens
+        return self.progress.known_tokens(self._table.slot_of(req_id))
+
+    def check_add(
+        self,
+        req_id: str,
+        *,
+        prompt_len: int,
+        computed: int = 0,
+        fields: Mapping[str, object] | None = None,
+    ) -> dict[str, object]:
+        """Refuse what ``add`` would refuse; changes nothing. Returns the checked values.
+
+        Raises:
+            DuplicateRequest: alive or preempted.
+            BatchFull: no slot.
+            PromptTooLong: longer than ``max_model_len``, or empty.
+            InvalidSchedule: ``computed`` leaves no prompt token to compute.
+            UnknownField, InvalidField: for ``fields``.
+
+        """
+        if req_id in self._table.slots or req_id in self._preempted:
+            raise DuplicateRequest("is already alive", req_id=req_id)
+        self._check_start(req_id, prompt_len, computed)
+        return self._storage.convert_values(fields or {}, req_id)
+
+    def _check_start(self, req_id: str, prompt_len: int, computed: int) -> None:
+        self._table.check_free(req_id)
+        if not 0 < prompt_len <= self.max_model_len:
+            raise PromptTooLong(
+                f"has {prompt_len} prompt tokens; expected 1..{self.max_model_len}",
+                req_id=req_id,
+                setting="max_model_len",
+            )
+        if not 0 <= computed < prompt_len:
+            raise InvalidSchedule(
+                f"starts with {computed} computed tokens of {prompt_len}; expected at least one"
+                " to be left",
+                req_id=req_id,
+            )
+
+    def add(
+        self,
+        req_id: str,
+        *,
+        prompt_len: int,
+        computed: int = 0,
+        fields: Mapping[str, object] | None = None,
+    ) -> int:
+        """Admit a request: take the lowest free slot and a row, write its fields.
+
+        Args:
+            req_id: unique among live and preempted requests.
+            prompt_len: tokens of the prompt.
+            computed: tokens whose KV a prefix cache already holds.
+            fields: values of declared per-request fields; the others get their default.
+
+        Returns:
+            The slot.
+
+        Raises:
+            VlbatchError: see ``check_add``.
+
+        """
+        values = self.check_add(req_id, prompt_len=prompt_len, computed=computed, fields=fields)
+        return self._occupy(req_id, prompt_len, computed, values)
+
+    def _occupy(
+        self, req_id: str, prompt_len: int, computed: int, values: Mapping[str, object]
+    ) -> int:
+        objects = self._storage.fresh_objects(values)
+        slot, row = self._table.occupy(req_id)
+        self._storage.initialise(row, slot, {**objects, **values})
+        self.progress.start(slot, prompt_len, computed)
+        self._version += 1
+        return slot
+
+    def remove(self, req_id: str) -> None:
+        """Take a request out, live or preempted; its row is a hole until the next ``apply``.
+
+        Raises:
+            UnknownRequest: neither live nor preempted.
+
+        """
+        if self._preempted.pop(req_id, None) is None:
+            self._vacate(req_id)
+
+    def _vacate(self, req_id: str) -> None:
+        slot, row = self._table.vacate(req_id)
+        self._storage.release(slot)
+        self._clear_rows(row, row + 1)
+        self._version += 1
+
+    def _clear_rows(self, start: int, stop: int) -> None:
+        """Leave nothing of departed requests in any row: a newcomer may take it at once."""
+        moves = vacate_rows(start, stop, len(self._table.rows))
+        self._storage.move(moves)
+        for follower in self._followers:
+            follower.follow(moves)
+
+    def preempt(self, req_id: str) -> None:
+        """Take a live request out but remember its ``on_preempt="keep"`` fields.
+
+        Raises:
+            UnknownRequest: not in the batch.
+
+        """
+        slot = self._table.slot_of(req_id)
+        kept = {
+            name: self.read(req_id, name)
+            for name, field in self.registry.items()
+            if field.is_per_request and field.on_preempt == "keep"
+        }
+        num_tokens = self.progress.known_tokens(slot)
+        self._vacate(req_id)
+        self._preempted[req_id] = _Preempted(num_tokens, kept)
+
+    def check_resume(self, req_id: str, *, computed: int = 0) -> None:
+        """Refuse what ``resume`` would refuse; changes nothing.
+
+        Raises:
+            UnknownRequest: not preempted.
+            VlbatchError: see ``check_add``.
+
+        """
+        if req_id not in self._preempted:
+            raise UnknownRequest("is not preempted", req_id=req_id)
+        self._check_start(req_id, self._preempted[req_id].num_tokens, computed)
+
+    def resume(self, req_id: str, *, computed: int = 0) -> int:
+        """Admit a preempted request again, with prompt and outputs so far as its prompt.
+
+        Returns:
+            The slot.
+
+        Raises:
+            VlbatchError: see ``check_resume``.
+
+        """
+        self.check_resume(req_id, computed=computed)
+        record = self._preempted[req_id]
+        slot = self._occupy(req_id, record.num_tokens, computed, record.values)
+        del self._preempted[req_id]
+        return slot
+
+    # -- a step ------------------------------------------------------------------------------
+    def check_schedule(self, scheduled: Scheduled) -> tuple[IntArray, IntArray]:
+        """Refuse a schedule that ``plan`` would refuse; changes nothing.
+
+        Returns:
+            Slots and tokens in the order of ``scheduled``.
+
+        Raises:
+            InvalidSchedule: an unknown request, or tokens outside 1 .. what remains.
+
+        """
+        num = len(scheduled)
+        try:
+            slots = np.fromiter(map(self._table.slots.__getitem__, scheduled), np.int64, num)
+        except KeyError as error:
+            raise InvalidSchedule("is not in the batch", req_id=error.args[0]) from None
+        tokens = np.fromiter(scheduled.values(), np.int64, num)
+        limit = self._limit(slots)
+        bad = (tokens < 1) | (tokens > limit)
+        if bad.any():
+            i = int(np.argmax(bad))
+            raise InvalidSchedule(
+                f"got {tokens[i]} tokens; expected 1..{limit[i]}"
+                f" ({self.progress.computed[slots[i]]} of a prompt of"
+                f" {self.progress.prompt_len[slots[i]]} are computed, {self.num_drafts} drafts a"
+                f" decode, max_model_len {self.max_model_len})",
+                req_id=list(scheduled)[i],
+            )
+        return slots, tokens
+
+    def _limit(self, slots: IntArray) -> IntArray:
+        room = self.max_model_len - self.progress.computed[slots]
+        return np.minimum(self.progress.remaining(slots, self.num_drafts), room)
+
+    def plan(self, scheduled: Scheduled) -> BatchPlan:
+        """Decide the next order: close holes and split regions in one go. Changes nothing.
+
+        Args:
+            scheduled: req_id -> tokens; live requests that are not in it keep their slot and get
+                a row behind the others.
+
+        Raises:
+            InvalidSchedule: see ``check_schedule``.
+
+        """
+        scheduled_slots, tokens = self.check_schedule(scheduled)
+        tokens_of_slot = np.zeros(self.capacity, dtype=np.int64)
+        tokens_of_slot[scheduled_slots] = tokens
+
+        slots = self._table.slot_of_row[: len(self._table.rows)]
+        classes = np.where(tokens_of_slot[slots] > 0, self.progress.classes(slots), IDLE)
+        classes[slots < 0] = HOLE
+        moves = place_rows(
+            classes, self._table.newcomer_rank(slots), policy=self.policy, stable=self.stable
+        )
+        num = len(scheduled)
+        rows = self._table.rows_after(moves)
+        slots = _moved(slots, moves)[:num]
+        order = BatchOrder(
+            batch_id=self.batch_id,
+            step=self._num_steps,
+            policy=self.policy,
+            req_ids=rows[:num],
+            idle=rows[num:],
+            slots=slots,
+            prompt_lens=self.progress.prompt_len[slots],
+            computed=self.progress.computed[slots],
+            scheduled=tokens_of_slot[slots],
+            classes=_moved(classes, moves)[:num],
+        )
+        return BatchPlan(order, moves, rows, self._version)
+
+    def apply(self, plan: BatchPlan) -> BatchOrder:
+        """Move every row-resident field and every follower, once; write the derived fields.
+
+        Raises:
+            StaleOrder: the batch changed since the plan was made, or it is another batch's.
+            InvalidField: a derived field does not hold the step; nothing was moved.
+
+        """
+        order, moves = plan.order, plan.moves
+        if order.batch_id != self.batch_id or plan.version != self._version:
+            raise StaleOrder("the plan was made for another batch or for an earlier state of it")
+        derived = self._storage.derive(order)
+        self._storage.move(moves)
+        self._storage.write_derived(derived)
+        self._table.move(moves, plan.rows)
+        self._order = order
+        self._order_admission = self._table.admission[order.slots]
+        self._num_steps += 1
+        self._version += 1
+        for follower in self._followers:
+            follower.follow(moves)
+        return order
+
+    def register_follower(self, follower: Follower) -> None:
+        """Let a table in row order follow from these rows on.
+
+        It gets the moves of every later ``apply``, and vacated rows when a request leaves.
+        """
+        self._followers.append(follower)
+
+    def advance(self, order: BatchOrder, accepted: Mapping[str, int] | None = None) -> None:
+        """Count the latest step's tokens as computed (not yet as confirmed).
+
+        Args:
+            order: what ``apply`` returned last; requests that left since are skipped.
+            accepted: req_id -> accepted drafts of a decode; all of them where not given.
+
+        Raises:
+            StaleOrder: not the latest order of this batch, or it was counted already.
+            InvalidSchedule: accepted drafts out of range.
+
+        """
+        if order is not self._order:
+            raise StaleOrder(
+                f"step {order.step} is not the latest order of this batch, or was counted already"
+            )
+        alive = self._table.admission[order.slots] == self._order_admission
+        self.progress.advance(order, alive, accepted or {})
+        self._order = None
+        self._version += 1
+
+    def confirm(self, req_id: str, computed: int) -> bool:
+        """Take computed tokens as final, or roll back to them; see ``Progress.confirm``."""
+        rolled_back = self.progress.confirm(self._table.slot_of(req_id), computed, req_id)
+        self._version += 1
+        return rolled_back
+
+    def confirm_all(self) -> None:
+        """Take every live request's computed tokens as final."""
+        self.progress.confirmed[:] = self.progress.computed
+
+    # -- whole batch -------------------------------------------------------------------------
+    def reset(self) -> None:
+        """Drop every request and set every field to its default, in place.
+
+        Addresses stay valid; orders and plans made before are stale.
+        """
+        self._clear_rows(0, len(self._table.rows))
+        self._storage.reset()
+        self._table.clear()
+        self._preempted.clear()
+        self._order = None
+        self.batch_id = secrets.token_hex(8)
+        self._version += 1
+
+    def snapshot(self) -> BatchSnapshot:
+        """Copy everything to the host."""
+        per_request = [n for n, f in self.registry.items() if f.is_per_request]
+        whole = [n for n, f in self.registry.items() if not f.is_per_request]
+        return BatchSnapshot(
+            rows=self.rows,
+            slots=dict(self._table.slots),
+            progress={r: self.progress.counts(s) for r, s in self._table.slots.items()},
+            values={r: {n: self.read(r, n) for n in per_request} for r in self._table.slots},
+            whole={n: self._storage.read_whole(n) for n in whole},
+        )
+
+    def check(self) -> None:
+        """Verify that slots, rows, progress and ragged lengths agree.
+
+        Raises:
+            InvariantBroken: naming the request, slot and row.
+
+        """
+        self._table.check()
+        for req_id, slot in self._table.slots.items():
+            self.progress.check(slot, req_id, self.max_model_len)
+        both = self._table.slots.keys() & self._preempted.keys()
+        if both:
+            raise InvariantBroken(f"live and preempted at once: {sorted(both)}")
+        self._storage.check()
+
+
+def _check_settings(capacity: int, max_model_len: int, num_drafts: int, policy: str) -> None:
+    least = {
+        "capacity": (capacity, 1),
+        "max_model_len": (max_model_len, 1),
+        "num_drafts": (num_drafts, 0),
+    }
+    for setting, (got, expected) in least.items():
+        if got < expected:
+            raise InvalidField(f"got {got}; expected >= {expected}", setting=setting)
+    if policy not in get_args(OrderPolicy):
+        raise InvalidField(
+            f"got {policy!r}; expected one of {get_args(OrderPolicy)}", setting="policy"
+        )
+
+
+def _moved(by_row: IntArray, moves: RowMoves) -> IntArray:
+    """A copy of an array by old row, by new row."""
+    moved = by_row.copy()
+    moved[moves.destinations] = by_row[moves.sources]
+    return moved

@@ -1,0 +1,128 @@
+"""How far each request is: the host arrays from which regions and schedules are decided."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from vlbatch.errors import InvalidSchedule, InvariantBroken, StaleOrder
+from vlbatch.order.batch_order import BatchOrder
+from vlbatch.order.moves import DECODE, EXTEND, PREFILL, IntArray
+
+
+class Progress:
+    """Token counts by slot, int64 ``[capacity]``; entries of free slots mean nothing.
+
+    A request has ``prompt_len`` tokens and, once they are computed, one sampled token more than
+    was computed: known tokens = ``prompt_len`` while ``computed < prompt_len``, else
+    ``computed + 1``. Nothing else needs to be stored about outputs.
+
+    Attributes:
+        prompt_len: tokens to prefill (after a resume: the prompt and the outputs so far).
+        computed: tokens computed, optimistically counting steps in flight.
+        confirmed: tokens computed for certain; never above ``computed``.
+
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.prompt_len: IntArray = np.zeros(capacity, dtype=np.int64)
+        self.computed: IntArray = np.zeros(capacity, dtype=np.int64)
+        self.confirmed: IntArray = np.zeros(capacity, dtype=np.int64)
+
+    def start(self, slot: int, prompt_len: int, computed: int) -> None:
+        """Set a new or resumed request's counts."""
+        self.prompt_len[slot] = prompt_len
+        self.computed[slot] = computed
+        self.confirmed[slot] = computed
+
+    def counts(self, slot: int) -> tuple[int, int, int]:
+        """Prompt length, computed and confirmed tokens of one slot."""
+        return int(self.prompt_len[slot]), int(self.computed[slot]), int(self.confirmed[slot])
+
+    def known_tokens(self, slot: int) -> int:
+        """Tokens whose ids are known: prompt, or everything computed and the sampled one."""
+        prompt_len, computed, _ = self.counts(slot)
+        return prompt_len if computed < prompt_len else computed + 1
+
+    def classes(self, slots: IntArray) -> IntArray:
+        """Class of each slot, from progress alone; int64 ``[len(slots)]``."""
+        computed = self.computed[slots]
+        in_prompt = computed < self.prompt_len[slots]
+        started = np.where(computed > 0, EXTEND, PREFILL)
+        return np.where(in_prompt, started, DECODE)
+
+    def remaining(self, slots: IntArray, num_drafts: int) -> IntArray:
+        """Most tokens each slot can be scheduled for: the prompt's rest, or 1 + drafts."""
+        rest = self.prompt_len[slots] - self.computed[slots]
+        return np.where(rest > 0, rest, 1 + num_drafts)
+
+    def advance(
+        self, order: BatchOrder, alive: npt.NDArray[np.bool_], accepted: Mapping[str, int]
+    ) -> None:
+        """Count a step's tokens as computed; of a decode's drafts only the accepted ones.
+
+        Args:
+            order: the step.
+            alive: bool by row: requests that left since are skipped.
+            accepted: req_id -> accepted drafts, ``0 <= n < scheduled``; all where not given.
+
+        Raises:
+            InvalidSchedule: accepted drafts out of range, or of a row that is no decode.
+
+        """
+        grown = order.scheduled
+        if accepted:
+            grown = grown.copy()
+            for req_id, count in accepted.items():
+                row = order.row_of(req_id)
+                drafts = int(order.scheduled[row]) - 1
+                if order.classes[row] != DECODE or not 0 <= count <= drafts:
+                    raise InvalidSchedule(
+                        f"accepted {count} drafts; expected 0..{drafts} for a decode of"
+                        f" {drafts + 1} tokens",
+                        req_id=req_id,
+                    )
+                grown[row] = 1 + count
+        slots = order.slots[alive]
+        if not np.array_equal(self.computed[slots], order.computed[alive]):
+            raise StaleOrder("progress was rolled back since this step was planned")
+        self.computed[slots] += grown[alive]
+
+    def confirm(self, slot: int, computed: int, req_id: str) -> bool:
+        """Take ``computed`` as final; fewer than counted so far is a roll back.
+
+        Returns:
+            Whether progress was rolled back.
+
+        Raises:
+            InvalidSchedule: below what was confirmed before, or more than was computed.
+
+        """
+        low, high = int(self.confirmed[slot]), int(self.computed[slot])
+        if not low <= computed <= high:
+            raise InvalidSchedule(
+                f"confirmed {computed} computed tokens; expected {low} (confirmed before) to"
+                f" {high} (computed)",
+                req_id=req_id,
+            )
+        self.computed[slot] = computed
+        self.confirmed[slot] = computed
+        return computed < high
+
+    def check(self, slot: int, req_id: str, max_model_len: int) -> None:
+        """Verify one live request's counts.
+
+        Raises:
+            InvariantBroken: naming the request and the counts.
+
+        """
+        prompt_len, computed, confirmed = self.counts(slot)
+        if not 0 < prompt_len <= max_model_len or not 0 <= confirmed <= computed <= max_model_len:
+            raise InvariantBroken(
+                f"slot {slot} has prompt_len {prompt_len}, computed {computed}, confirmed"
+                f" {confirmed}, max_model_len {max_model_len}; expected 0 < prompt_len <= max and"
+                " confirmed <= computed <= max",
+                req_id=req_id,
+            )

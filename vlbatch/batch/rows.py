@@ -1,0 +1,165 @@
+"""Slots and rows: who is where. No fields, no progress."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vlbatch.errors import BatchFull, InvariantBroken, UnknownRequest
+from vlbatch.order import IntArray, RowMoves
+
+
+class RowTable:
+    """Requests, their stable slots and their rows, in step with each other.
+
+    Attributes:
+        capacity: slots, and rows.
+        slots: req_id -> slot, in order of admission.
+        rows: row -> req_id, ``None`` for a hole; as long as there are rows in use.
+        slot_of_row: int64 ``[capacity]`` row -> slot, -1 for a hole or an unused row.
+        row_of_slot: int64 ``[capacity]`` slot -> row, -1 for a free slot.
+        admission: int64 ``[capacity]`` slot -> rank of admission, -1 for a free slot; a rank is
+            never given twice, so it tells an occupant from the next one of the same slot.
+        is_new: bool ``[capacity]`` slot -> occupied since the last ``move``.
+
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.slots: dict[str, int] = {}
+        self.rows: list[str | None] = []
+        self.slot_of_row: IntArray = np.full(capacity, -1, dtype=np.int64)
+        self.row_of_slot: IntArray = np.full(capacity, -1, dtype=np.int64)
+        self.admission: IntArray = np.full(capacity, -1, dtype=np.int64)
+        self.is_new = np.zeros(capacity, dtype=np.bool_)
+        self._num_admitted = 0
+
+    def slot_of(self, req_id: str) -> int:
+        """Slot of a live request.
+
+        Raises:
+            UnknownRequest: not in the batch.
+
+        """
+        try:
+            return self.slots[req_id]
+        except KeyError:
+            raise UnknownRequest("is not in the batch", req_id=req_id) from None
+
+    def row_of(self, req_id: str) -> int:
+        """Current row of a live request; provisional until the next order is applied."""
+        return int(self.row_of_slot[self.slot_of(req_id)])
+
+    def check_free(self, req_id: str) -> None:
+        """Refuse what ``occupy`` would refuse.
+
+        Raises:
+            BatchFull: no slot is free.
+
+        """
+        if len(self.slots) == self.capacity:
+            raise BatchFull(
+                f"all {self.capacity} slots are taken", req_id=req_id, setting="capacity"
+            )
+
+    def occupy(self, req_id: str) -> tuple[int, int]:
+        """Take the lowest free slot and the lowest hole, or the row behind the last.
+
+        Returns:
+            ``(slot, row)``.
+
+        Raises:
+            BatchFull: no slot is free.
+
+        """
+        self.check_free(req_id)
+        slot = int(np.argmax(self.admission < 0))
+        row = self.rows.index(None) if None in self.rows else len(self.rows)
+        self.rows[row : row + 1] = [req_id]
+        self.slots[req_id] = slot
+        self.slot_of_row[row] = slot
+        self.row_of_slot[slot] = row
+        self.admission[slot] = self._num_admitted
+        self.is_new[slot] = True
+        self._num_admitted += 1
+        return slot, row
+
+    def vacate(self, req_id: str) -> tuple[int, int]:
+        """Free a request's slot and leave a hole in its row.
+
+        Returns:
+            ``(slot, row)`` that it had.
+
+        Raises:
+            UnknownRequest: not in the batch.
+
+        """
+        slot = self.slot_of(req_id)
+        row = int(self.row_of_slot[slot])
+        del self.slots[req_id]
+        self.rows[row] = None
+        self.slot_of_row[row] = -1
+        self.row_of_slot[slot] = -1
+        self.admission[slot] = -1
+        return slot, row
+
+    def newcomer_rank(self, slots: IntArray) -> IntArray:
+        """Rank of admission for slots occupied since the last ``move``, -1 for the others."""
+        return np.where(self.is_new[slots], self.admission[slots], -1)
+
+    def rows_after(self, moves: RowMoves) -> tuple[str, ...]:
+        """What ``rows`` will be after ``move``; dense. Changes nothing."""
+        if moves.is_identity:
+            return tuple(r for r in self.rows if r is not None)
+        rows = self.rows.copy()
+        for source, destination in zip(
+            moves.sources.tolist(), moves.destinations.tolist(), strict=True
+        ):
+            rows[destination] = self.rows[source]
+        return tuple(r for r in rows[: len(rows) - len(moves.vacated)] if r is not None)
+
+    def move(self, moves: RowMoves, rows: tuple[str, ...]) -> None:
+        """Take over new rows; ``rows`` is what ``rows_after`` said."""
+        self.is_new[:] = False
+        if moves.is_identity:
+            return
+        slots = self.slot_of_row[moves.sources]
+        self.slot_of_row[moves.destinations] = slots
+        self.slot_of_row[moves.vacated] = -1
+        self.row_of_slot[slots] = moves.destinations
+        self.rows[:] = rows
+
+    def clear(self) -> None:
+        """Forget every request."""
+        self.slots.clear()
+        self.rows.clear()
+        for array in (self.slot_of_row, self.row_of_slot, self.admission):
+            array[:] = -1
+        self.is_new[:] = False
+
+    def check(self) -> None:
+        """Verify that slots and rows agree both ways.
+
+        Raises:
+            InvariantBroken: naming the request, slot and row.
+
+        """
+        if len(self.slots) != len(set(self.slots.values())):
+            raise InvariantBroken(f"a slot is shared: {self.slots}")
+        for req_id, slot in self.slots.items():
+            row = int(self.row_of_slot[slot])
+            if not 0 <= row < len(self.rows) or self.rows[row] != req_id:
+                raise InvariantBroken(
+                    f"slot {slot} says row {row}; rows are {self.rows}", req_id=req_id
+                )
+            if int(self.slot_of_row[row]) != slot or self.admission[slot] < 0:
+                raise InvariantBroken(
+                    f"row {row} says slot {self.slot_of_row[row]}, expected {slot}; admission"
+                    f" rank {self.admission[slot]}, expected >= 0",
+                    req_id=req_id,
+                )
+        occupied = sum(req_id is not None for req_id in self.rows)
+        taken = int(np.count_nonzero(self.admission >= 0))
+        if not occupied == taken == len(self.slots):
+            raise InvariantBroken(
+                f"{len(self.slots)} requests, {occupied} occupied rows, {taken} taken slots"
+            )

@@ -1,0 +1,360 @@
+"""The arrays behind the declared fields, and everything that is done to all of them at once.
+
+Rules
+- One block a dtype (or one arena for small host fields); an address never changes.
+- All per-request work is derived from the declarations: nothing here knows a field by name.
+- A ragged row holds the default past its length.
+- Rows without a request hold defaults and no object reference. Slots without one may hold stale
+  values until they are taken again, but no object reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Generic, TypeVar, cast
+
+import numpy as np
+
+from vlbatch.backends.base import Backend
+from vlbatch.backends.dtypes import HostArray, convert
+from vlbatch.errors import InvalidField, InvariantBroken
+from vlbatch.fields.layout import lay_out
+from vlbatch.fields.spec import DERIVED, Field, FieldRegistry, Kind
+from vlbatch.order.batch_order import BatchOrder
+from vlbatch.order.moves import IntArray, RowMoves, move_list
+
+S = TypeVar("S")
+E = TypeVar("E")
+
+
+@dataclass(frozen=True, slots=True)
+class FieldMemory:
+    """One line of a memory report. ``bytes_per_request`` is 0 for what is not per request."""
+
+    name: str
+    kind: str
+    residency: str
+    bytes_per_request: int
+    bytes_total: int
+
+
+class FieldStorage(Generic[S, E]):
+    """Arrays of one batch: ``arrays`` are the user's handles, name -> array.
+
+    *Index* below means the row of a row-resident field and the slot of a slot-resident one.
+
+    Args:
+        registry: the declared fields.
+        capacity: rows, and slots.
+        num_drafts: k; per-draft fields hold ``k + 1`` rows a request.
+        backend: where the arrays live.
+
+    """
+
+    def __init__(
+        self, registry: FieldRegistry, capacity: int, num_drafts: int, backend: Backend[S, E]
+    ) -> None:
+        self.registry = registry
+        self.capacity = capacity
+        self.num_drafts = num_drafts
+        self._backend = backend
+        self._layout = lay_out(registry, capacity, num_drafts, backend)
+        self._stored = self._layout.arrays
+        self.arrays: dict[str, E] = {
+            name: backend.expose(array, registry[name].dtype)
+            for name, array in self._stored.items()
+        }
+        self.objects: dict[str, list[object]] = {
+            f.name: [None] * capacity for f in registry.values() if f.kind is Kind.HOST
+        }
+        self.lengths: dict[str, IntArray] = {
+            f.name: np.zeros(capacity, dtype=np.int64)
+            for f in registry.values()
+            if f.kind is Kind.RAGGED
+        }
+        self._row_groups = [g for g in self._layout.groups if g.residency == "rows"]
+        self._row_ragged = [n for n in self.lengths if registry[n].residency == "rows"]
+        self._row_objects = [n for n in self.objects if registry[n].residency == "rows"]
+        self._slot_objects = [n for n in self.objects if registry[n].residency == "slots"]
+        self._row_valued = [f.name for f in registry.values() if f.kind is Kind.ROW_VALUED]
+        self._derived = [f for f in registry.values() if f.kind in DERIVED and f.rebuild]
+        self._addresses = self.addresses()
+        self.reset()
+
+    # -- one request -------------------------------------------------------------------------
+    def convert_values(self, values: Mapping[str, object], req_id: str) -> dict[str, object]:
+        """Check values for one request against the declarations; changes nothing.
+
+        Raises:
+            UnknownField: a name is not declared.
+            InvalidField: a value has the wrong dtype, shape or length, or its field is not per
+                request.
+
+        """
+        return {
+            name: self.convert_value(self.registry.find(name, req_id), value, req_id)
+            for name, value in values.items()
+        }
+
+    def convert_value(self, field: Field, value: object, req_id: str) -> object:
+        """Check one value; see ``convert_values``. Returns an array, or the object itself."""
+        if not field.is_per_request:
+            raise InvalidField(
+                f"field {field.name!r} is {field.kind.value}, not per request", req_id=req_id
+            )
+        if field.kind is Kind.HOST:
+            return value
+        array = convert(value, field.dtype, what=f"field {field.name!r}", req_id=req_id)
+        if field.kind is Kind.RAGGED:
+            if array.ndim != 1 or len(array) > field.shape[0]:
+                raise InvalidField(
+                    f"ragged field {field.name!r} got shape {array.shape}; expected one axis of"
+                    f" at most {field.shape[0]}",
+                    req_id=req_id,
+                    setting=f"width of {field.name!r}",
+                )
+            return array
+        shape = field.row_shape(self.num_drafts)
+        if array.shape not in (shape, ()):
+            raise InvalidField(
+                f"field {field.name!r} got shape {array.shape}; expected {shape}", req_id=req_id
+            )
+        return np.broadcast_to(array, shape)
+
+    def fresh_objects(self, given: Container[str]) -> dict[str, object]:
+        """Make the default objects of a new request, for the host fields not ``given``."""
+        return {
+            name: field.default() if callable(field.default) else field.default
+            for name, field in self.registry.items()
+            if field.kind is Kind.HOST and name not in given
+        }
+
+    def initialise(self, row: int, slot: int, values: Mapping[str, object]) -> None:
+        """Give a new request its values, and the default where none is given.
+
+        Args:
+            row: index of its row-resident fields.
+            slot: index of its slot-resident fields.
+            values: from ``convert_values``, and from ``fresh_objects`` for the rest.
+
+        """
+        index = {"rows": row, "slots": slot}
+        for group in self._layout.groups:
+            i = index[group.residency]
+            self._backend.clear(group.array, group.axis, i, i + 1, group.default)
+        for name in self.lengths:
+            self._set_length(name, index[self.registry[name].residency], 0)
+        for name, value in values.items():
+            self.write(name, index[self.registry[name].residency], value)
+
+    def write(self, name: str, index: int, value: object) -> None:
+        """Write one request's checked value; a ragged one sets its length."""
+        field = self.registry[name]
+        if field.kind is Kind.HOST:
+            self.objects[name][index] = value
+            return
+        values = cast("HostArray", value)
+        if field.kind is Kind.RAGGED:
+            self._write_ragged(name, index, 0, values)
+            self._set_length(name, index, len(values))
+        else:
+            self._backend.write(self._stored[name], index, values[np.newaxis])
+
+    def append(self, name: str, index: int, values: HostArray, req_id: str) -> None:
+        """Write values behind the valid prefix of a ragged row and extend it.
+
+        Raises:
+            InvalidField: they do not fit the declared width.
+
+        """
+        start = int(self.lengths[name][index])
+        self._check_length(name, start + len(values), req_id)
+        self._write_ragged(name, index, start, values)
+        self.lengths[name][index] = start + len(values)
+
+    def set_length(self, name: str, index: int, length: int, req_id: str) -> None:
+        """Say how much of a ragged row is valid: after a kernel wrote it, or to shorten it.
+
+        Raises:
+            InvalidField: longer than the width.
+
+        """
+        self._check_length(name, length, req_id)
+        self._set_length(name, index, length)
+
+    def _check_length(self, name: str, length: int, req_id: str) -> None:
+        width = self.registry[name].shape[0]
+        if not 0 <= length <= width:
+            raise InvalidField(
+                f"ragged field {name!r} would hold {length} values; expected 0..{width}",
+                req_id=req_id,
+                setting=f"width of {name!r}",
+            )
+
+    def _set_length(self, name: str, index: int, length: int) -> None:
+        field = self.registry[name]
+        stale = int(self.lengths[name][index]) - length
+        if stale > 0:
+            self._write_ragged(name, index, length, np.full(stale, field.default_value))
+        self.lengths[name][index] = length
+
+    def _write_ragged(self, name: str, index: int, start: int, values: HostArray) -> None:
+        if len(values):
+            position = index * self.registry[name].shape[0] + start
+            self._backend.write(self._layout.flat[name], position, values)
+
+    def read(self, name: str, index: int) -> object:
+        """Host copy of one request's value (a ragged one: its valid prefix), or its object."""
+        field = self.registry[name]
+        if field.kind is Kind.HOST:
+            return self.objects[name][index]
+        if field.kind is Kind.RAGGED:
+            start = index * field.shape[0]
+            stop = start + int(self.lengths[name][index])
+            return self._backend.read(self._layout.flat[name], start, stop)
+        return self._backend.read(self._stored[name], index, index + 1)[0]
+
+    def release(self, slot: int) -> None:
+        """Drop the references that a departed request's slot holds; ``move`` clears its row."""
+        for name in self._slot_objects:
+            self.objects[name][slot] = None
+
+    # -- all requests ------------------------------------------------------------------------
+    def move(self, moves: RowMoves) -> None:
+        """Bring every row-resident field from the old order to the new, and clear what is left."""
+        if moves.is_identity:
+            return
+        if len(moves.sources):
+            for group in self._row_groups:
+                self._backend.move(group.array, group.axis, moves.destinations, moves.sources)
+            for name in self._row_ragged:
+                self._move_ragged(name, moves)
+        for name in self._row_objects:
+            move_list(self.objects[name], moves, None)
+        for name in self._row_valued:
+            self._backend.remap(self._stored[name], moves.new_row_of)
+        if len(moves.vacated):
+            self._clear_rows(int(moves.vacated[0]), int(moves.vacated[-1]) + 1)
+
+    def _move_ragged(self, name: str, moves: RowMoves) -> None:
+        """Move valid prefixes, wide enough to cover what the destination held."""
+        lengths = self.lengths[name]
+        moved = lengths[moves.sources]
+        widths = np.maximum(moved, lengths[moves.destinations])
+        self._backend.move_prefixes(self._stored[name], widths, moves.destinations, moves.sources)
+        lengths[moves.destinations] = moved
+
+    def _clear_rows(self, start: int, stop: int) -> None:
+        for group in self._row_groups:
+            self._backend.clear(group.array, group.axis, start, stop, group.default)
+        for name in self._row_ragged:
+            for row in range(start, stop):
+                self._set_length(name, row, 0)
+
+    def derive(self, order: BatchOrder) -> dict[str, HostArray]:
+        """Compute the derived fields of a step, pads included; changes nothing.
+
+        Raises:
+            InvalidField: a ``rebuild`` returned more values than its field holds, or entries of
+                another shape.
+
+        """
+        return {field.name: self._derive(field, order) for field in self._derived}
+
+    def write_derived(self, values: Mapping[str, HostArray]) -> None:
+        """Write what ``derive`` computed."""
+        for name, whole in values.items():
+            self._backend.write(self._stored[name], 0, whole)
+
+    def _derive(self, field: Field, order: BatchOrder) -> HostArray:
+        assert field.rebuild is not None  # noqa: S101 (chosen in __init__)
+        name = field.name
+        values = convert(field.rebuild(order), field.dtype, what=f"rebuild of field {name!r}")
+        shape = self._layout.shapes[name]
+        if not values.ndim or values.shape[1:] != shape[1:]:
+            raise InvalidField(
+                f"rebuild of field {name!r} got shape {values.shape}; expected {('n', *shape[1:])}"
+            )
+        if field.kind is Kind.CUMULATIVE:
+            values = np.concatenate(([0], np.cumsum(values, dtype=np.int64)))
+            values = convert(values, field.dtype, what=f"sums of field {name!r}")
+        if len(values) > shape[0]:
+            raise InvalidField(
+                f"field {name!r} got {len(values)} entries; it holds {shape[0]}",
+                setting=f"shape of {name!r}",
+            )
+        pad = values[-1] if field.kind is Kind.CUMULATIVE else field.default_value
+        whole = np.full(shape, pad, dtype=field.stored_dtype)
+        whole[: len(values)] = values
+        return whole
+
+    def write_whole(self, name: str, value: object) -> None:
+        """Copy a host value of the array's full shape, or a scalar, over a whole field.
+
+        Raises:
+            InvalidField: another shape or dtype; or a host or ragged field, which are written by
+                request.
+
+        """
+        field = self.registry[name]
+        if field.kind in (Kind.HOST, Kind.RAGGED):
+            raise InvalidField(f"field {name!r} is {field.kind.value}: write it request by request")
+        values = convert(value, field.dtype, what=f"field {name!r}")
+        shape = self._layout.shapes[name]
+        if values.shape not in (shape, ()):
+            raise InvalidField(f"field {name!r} got shape {values.shape}; expected {shape}")
+        self._backend.write(self._stored[name], 0, np.broadcast_to(values, shape))
+
+    def reset(self) -> None:
+        """Set everything to its default; addresses stay valid."""
+        for name, array in self._stored.items():
+            self._backend.fill(array, self.registry[name].default_value)
+        for lengths in self.lengths.values():
+            lengths[:] = 0
+        for rows in self.objects.values():
+            rows[:] = [None] * self.capacity
+
+    # -- reports -----------------------------------------------------------------------------
+    def addresses(self) -> dict[str, int]:
+        """Field -> first byte of its array; constant for the life of the batch."""
+        return {name: self._backend.address(array) for name, array in self._stored.items()}
+
+    def read_whole(self, name: str) -> HostArray:
+        """Host copy of a whole field."""
+        return self._backend.read(self._stored[name], 0, self._layout.shapes[name][0])
+
+    def memory_report(self) -> list[FieldMemory]:
+        """Bytes of every field, in order of declaration (Python objects are not counted)."""
+        report = []
+        for name, field in self.registry.items():
+            total = prod(self._layout.shapes.get(name, (0,))) * field.stored_dtype.itemsize
+            per_request = total // self.capacity if field.is_per_request else 0
+            report.append(FieldMemory(name, field.kind.value, field.residency, per_request, total))
+        return report
+
+    def check(self) -> None:
+        """Verify that no array moved and that ragged rows hold the default past their length.
+
+        Raises:
+            InvariantBroken: naming the field, and row or slot.
+
+        """
+        for name, address in self.addresses().items():
+            if address != self._addresses[name]:
+                raise InvariantBroken(
+                    f"field {name!r} moved from address {self._addresses[name]} to {address}"
+                )
+        for name, lengths in self.lengths.items():
+            default = self.registry[name].default_value
+            values = self.read_whole(name)
+            past = np.arange(values.shape[1]) >= lengths[:, np.newaxis]
+            same = (values == default) | ((values != values) & (default != default))  # NaN too
+            dirty = ~same & past
+            if dirty.any():
+                index = int(np.argmax(dirty.any(axis=1)))
+                raise InvariantBroken(
+                    f"ragged field {name!r} at index {index} holds values past its length"
+                    f" {lengths[index]}"
+                )

@@ -1,0 +1,185 @@
+"""Pictures and clips -> the patch rows that a vision tower reads.
+
+The rows equal those of transformers' Qwen2-VL processors (Pillow variant), bit for bit. A value
+of a patch depends only on its 8-bit sample and its channel, so the resized uint8 pixels are put in
+patch order first and turned into float32 by a table of 256 values a channel, once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from vlbatch.media.resize import smart_resize, smart_resize_clip
+
+if TYPE_CHECKING:
+    from vlbatch.media.clip import Clip
+    from vlbatch.media.image import Picture
+    from vlbatch.media.options import ProcessorOptions
+    from vlbatch.media.pixels import Pixels
+
+PatchGrid: TypeAlias = tuple[int, int, int]
+"""Frames, rows and columns in patches, *before* the merge; ``grid_thw`` of the usual models."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Patches:
+    """Encoder input of one picture or clip.
+
+    Attributes:
+        patches: float32 ``[t * h * w, 3 * temporal_patch_size * patch_size ** 2]``, read-only.
+            Rows go through frames, then merge squares row by row, then the patches of a square
+            row by row; columns through channel, frame, patch row, patch column.
+        grid_thw: see ``PatchGrid``.
+        merged_grid: frames, rows, columns in feature rows, *after* the merge.
+        seconds_per_grid: time between two merged grid frames of a clip, or ``None`` if not known.
+    """
+
+    patches: npt.NDArray[np.float32]
+    grid_thw: PatchGrid
+    merged_grid: tuple[int, int, int]
+    seconds_per_grid: float | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Feature rows of the encoder output, which is the number of placeholder tokens."""
+        t, h, w = self.merged_grid
+        return t * h * w
+
+
+def patch_grid(
+    num_frames: int,
+    height: int,
+    width: int,
+    options: ProcessorOptions,
+    *,
+    name: str = "media",
+    req_id: str | None = None,
+) -> PatchGrid:
+    """Compute the patch grid of a picture (one frame) or clip from its size alone.
+
+    The patches of a frame are counted after the resize; frames are padded to a multiple of what one
+    feature row covers.
+
+    Raises:
+        MediaError: a side, aspect ratio or frame count that the resize rule refuses.
+    """
+    if options.resize_rule == "clip":
+        resized_height, resized_width = smart_resize_clip(
+            num_frames,
+            height,
+            width,
+            options.temporal_patch_size,
+            options.factor,
+            options.min_pixels,
+            options.max_pixels,
+            name=name,
+            req_id=req_id,
+        )
+    else:
+        resized_height, resized_width = smart_resize(
+            height,
+            width,
+            options.factor,
+            options.min_pixels,
+            options.max_pixels,
+            name=name,
+            req_id=req_id,
+        )
+    num_groups = -(-num_frames // options.frames_per_row)
+    return (
+        num_groups * options.temporal_merge_size,
+        resized_height // options.patch_size,
+        resized_width // options.patch_size,
+    )
+
+
+def merged_grid(grid_thw: PatchGrid, options: ProcessorOptions) -> tuple[int, int, int]:
+    """Divide a patch grid by the merge: its product is the number of feature rows."""
+    t, h, w = grid_thw
+    side = options.merge_size
+    return t // options.temporal_merge_size, h // side, w // side
+
+
+def process_image(
+    picture: Picture, options: ProcessorOptions, *, req_id: str | None = None
+) -> Patches:
+    """Resize a picture and cut it into patches; it is repeated to fill a temporal patch.
+
+    Raises:
+        MediaError: a size that the resize rule refuses, naming ``req_id``.
+    """
+    return _process(picture.pixels[None], options, None, picture.name, req_id)
+
+
+def process_clip(clip: Clip, options: ProcessorOptions, *, req_id: str | None = None) -> Patches:
+    """Resize a clip's frames and cut them into patches; its last frame is repeated to fill up.
+
+    NOTE: frames are resized by Pillow, as pictures are; transformers' video processors use
+    torchvision's filter, whose uint8 result can differ from Pillow's in the last bit.
+
+    Raises:
+        MediaError: a size or length that the resize rule refuses, naming ``req_id``.
+    """
+    return _process(clip.frames, options, clip.seconds_per_frame, clip.name, req_id)
+
+
+def _process(
+    frames: Pixels,
+    options: ProcessorOptions,
+    seconds_per_frame: float | None,
+    name: str,
+    req_id: str | None,
+) -> Patches:
+    num_frames, height, width, _ = frames.shape
+    grid = patch_grid(num_frames, height, width, options, name=name, req_id=req_id)
+    resized = _resize(frames, grid, options)
+    return Patches(
+        patches=_normalize(_cut(resized, options), options),
+        grid_thw=grid,
+        merged_grid=merged_grid(grid, options),
+        seconds_per_grid=(
+            None if seconds_per_frame is None else seconds_per_frame * options.frames_per_row
+        ),
+    )
+
+
+def _resize(frames: Pixels, grid_thw: PatchGrid, options: ProcessorOptions) -> Pixels:
+    """Resize each frame to the grid's size; frames past the end repeat the last one."""
+    t, h, w = grid_thw
+    height, width = h * options.patch_size, w * options.patch_size
+    resized = np.empty((t * options.temporal_patch_size, height, width, 3), np.uint8)
+    for index, frame in enumerate(frames):
+        image = Image.fromarray(frame)
+        resized[index] = image.resize((width, height), Image.Resampling(options.resample))
+    resized[len(frames) :] = resized[len(frames) - 1]
+    return resized
+
+
+def _cut(resized: Pixels, options: ProcessorOptions) -> Pixels:
+    """Put pixels in patch order: uint8 ``[patches, channels, pixels of a patch and channel]``."""
+    num_frames, height, width, channels = resized.shape
+    patch, merge, frames = options.patch_size, options.merge_size, options.temporal_patch_size
+    squares_h, squares_w = height // options.factor, width // options.factor
+    blocks = resized.reshape(
+        num_frames // frames, frames, squares_h, merge, patch, squares_w, merge, patch, channels
+    )
+    # -> t, square row, square column, row and column in the square, channel, frame, y, x
+    ordered = blocks.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7)
+    return ordered.reshape(-1, channels, frames * patch * patch)
+
+
+def _normalize(samples: Pixels, options: ProcessorOptions) -> npt.NDArray[np.float32]:
+    """Turn uint8 ``[patches, channels, n]`` into normalized float32 ``[patches, channels * n]``."""
+    # Rounded to float32 after each step, as the processors do.
+    rescaled = (np.arange(256, dtype=np.float64) * options.rescale_factor).astype(np.float32)
+    out = np.empty(samples.shape, np.float32)
+    for channel, (mean, std) in enumerate(zip(options.image_mean, options.image_std, strict=True)):
+        table = (rescaled - np.float32(mean)) / np.float32(std)
+        out[:, channel] = table[samples[:, channel]]
+    out.flags.writeable = False
+    return out.reshape(len(samples), -1)

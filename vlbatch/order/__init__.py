@@ -1,0 +1,40 @@
+"""Batch order: which request is in which row.
+
+Owns: the pure planner, the immutable ``BatchOrder`` and ``RowMoves`` of a step, and the way back
+from outputs by row to outputs by request.
+Never: reads device memory, touches a field, or keeps state between calls.
+"""
+
+from vlbatch.order.batch_order import BatchOrder, Regions, Scheduled
+from vlbatch.order.moves import (
+    DECODE,
+    EXTEND,
+    HOLE,
+    IDLE,
+    PREFILL,
+    Follower,
+    IntArray,
+    OrderPolicy,
+    RowMoves,
+    SideTable,
+    place_rows,
+    vacate_rows,
+)
+
+__all__ = [
+    "DECODE",
+    "EXTEND",
+    "HOLE",
+    "IDLE",
+    "PREFILL",
+    "BatchOrder",
+    "Follower",
+    "IntArray",
+    "OrderPolicy",
+    "Regions",
+    "RowMoves",
+    "Scheduled",
+    "SideTable",
+    "place_rows",
+    "vacate_rows",
+]

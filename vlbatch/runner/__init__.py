@@ -1,0 +1,33 @@
+"""The reference runner: a real VL model driven by the batch state.
+
+Owns: the schedule, the KV block pool, the engines, prompts, the comparison with each request
+alone, and faults on purpose. Never: owns a field or a feature that a state object could own.
+"""
+
+from vlbatch.runner.engines import make_answerer, make_engine
+from vlbatch.runner.faults import Faults, make_faults
+from vlbatch.runner.inputs import Engine, MediaPatches, StepInputs
+from vlbatch.runner.prompt import Prompt, PromptBuilder
+from vlbatch.runner.requests import Request, load_requests
+from vlbatch.runner.runner import Result, Runner
+from vlbatch.runner.settings import RunSettings
+from vlbatch.runner.verify import Mismatch, compare
+
+__all__ = [
+    "Engine",
+    "Faults",
+    "MediaPatches",
+    "Mismatch",
+    "Prompt",
+    "PromptBuilder",
+    "Request",
+    "Result",
+    "RunSettings",
+    "Runner",
+    "StepInputs",
+    "compare",
+    "load_requests",
+    "make_answerer",
+    "make_engine",
+    "make_faults",
+]

@@ -1,0 +1,52 @@
+"""Settings of a run, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vlbatch.errors import InvalidField
+from vlbatch.order import OrderPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """Limits and policies of a run.
+
+    Attributes:
+        max_num_seqs: most requests in the batch.
+        chunk: most prompt tokens of one request in one step.
+        token_budget: most tokens of a step.
+        kv_blocks: KV blocks of the engine.
+        block_size: tokens a KV block.
+        max_model_len: longest request, prompt and outputs.
+        cache_bytes: encoder cache, bytes.
+        encode_rows: most feature rows encoded in a step and in one encoder call.
+        order: row policy.
+        stable: keep relative order in a region.
+    """
+
+    max_num_seqs: int = 8
+    chunk: int = 16
+    token_budget: int = 64
+    kv_blocks: int = 40
+    block_size: int = 8
+    max_model_len: int = 256
+    cache_bytes: int = 1 << 16
+    encode_rows: int = 64
+    order: OrderPolicy = "split"
+    stable: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse settings with which no step can be made."""
+        for name in (
+            "max_num_seqs", "chunk", "token_budget", "kv_blocks", "block_size",
+            "max_model_len", "cache_bytes", "encode_rows",
+        ):  # fmt: skip
+            if getattr(self, name) < 1:
+                raise InvalidField(f"got {getattr(self, name)}; expected >= 1", setting=name)
+        if self.token_budget < self.max_num_seqs:
+            raise InvalidField(
+                f"a step has room for {self.token_budget} tokens, but up to"
+                f" {self.max_num_seqs} requests decode one each",
+                setting="token_budget, max_num_seqs",
+            )

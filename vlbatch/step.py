@@ -1,0 +1,342 @@
+"""The parts of a VL batch driven together: one admission, one step, one way out.
+
+``VLBatch`` owns no state of its own. It calls ``InputBatch``, ``FeatureStore`` and
+``PositionStore`` in the one order in which nothing is half done: all refusals first, the encoder
+before any row moves, rows before anything is gathered.
+
+A step::
+
+    step = vl.begin({"a": 1, "b": 40})          # refusals; hits pinned, misses reserved
+    vl.encode(step, encoder)                    # or step.tasks -> vl.commit(step, outputs)
+    order = vl.arrange(step)                    # one plan: every field and follower, once
+    features, positions = vl.gather(order), vl.positions_of(order)
+    ...                                         # forward; order.restore(outputs) -> by req_id
+    vl.complete(order)                          # progress, confirmed; items behind it released
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeAlias, TypeVar
+
+from vlbatch.batch import InputBatch
+from vlbatch.cache import EntryKey, Features
+from vlbatch.errors import InvariantBroken, StaleOrder, VlbatchError
+from vlbatch.features import EncodeTask, EncodeWork, FeatureInputs, FeatureStore
+from vlbatch.items import IntArray, Item
+from vlbatch.order import BatchOrder, Scheduled
+from vlbatch.positions import PositionStore, build_runs, family_of
+
+E = TypeVar("E")
+
+Encoder: TypeAlias = Callable[[Sequence[EncodeTask]], Sequence[Features]]
+"""Encodes items, any number at once; returns one tuple of arrays (one a level) a task."""
+
+
+@dataclass(slots=True)
+class Step:
+    """One step on its way.
+
+    Attributes:
+        scheduled: req_id -> tokens; requests that fail in the step are taken out.
+        work: what has to be encoded, what was found.
+        failed: requests that left the batch in this step, with the reason.
+        open: keys still to be committed.
+
+    """
+
+    scheduled: dict[str, int]
+    work: EncodeWork
+    failed: dict[str, VlbatchError] = field(default_factory=dict)
+    open: set[EntryKey] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Everything is still to be encoded."""
+        self.open = {task.key for task in self.work.tasks}
+
+    @property
+    def tasks(self) -> tuple[EncodeTask, ...]:
+        """Items to encode, once a key."""
+        return self.work.tasks
+
+
+class VLBatch(Generic[E]):
+    """Rows, features and positions of the running requests.
+
+    Args:
+        batch: rows and fields.
+        features: items and encoder cache.
+        family: position family; see ``vlbatch.positions.FAMILIES``.
+        tokens_per_second: of families with timed videos.
+        auto_confirm: a completed step is confirmed at once; else call ``confirm``.
+        before_leave: called with a live request's id just before it leaves by ``remove``,
+            ``preempt`` or failure, while its fields can still be read: free its KV blocks here.
+    """
+
+    def __init__(
+        self,
+        batch: InputBatch[E],
+        features: FeatureStore,
+        *,
+        family: str = "qwen2_vl",
+        tokens_per_second: float = 2.0,
+        auto_confirm: bool = True,
+        before_leave: Callable[[str], None] | None = None,
+    ) -> None:
+        self.batch = batch
+        self.features = features
+        self.positions = PositionStore(batch.capacity, family_of(family).num_axes)
+        self.family = family
+        self.tokens_per_second = tokens_per_second
+        self.auto_confirm = auto_confirm
+        self.before_leave = before_leave
+
+    # -- requests ----------------------------------------------------------------------------
+    def add(
+        self,
+        req_id: str,
+        *,
+        prompt_len: int,
+        items: Sequence[Item] = (),
+        computed: int = 0,
+        fields: Mapping[str, object] | None = None,
+        adapter: str = "",
+    ) -> int:
+        """Admit a request everywhere, or nowhere.
+
+        Args:
+            req_id: unique among live and preempted requests.
+            prompt_len: tokens of the prompt, placeholders included.
+            items: media of the prompt.
+            computed: tokens whose KV a prefix cache already holds.
+            fields: values of declared fields.
+            adapter: encoder adapter; part of the cache key.
+
+        Returns:
+            Its slot.
+
+        Raises:
+            VlbatchError: the refusals of ``InputBatch.check_add`` and ``FeatureStore.check_add``;
+                nothing was written.
+
+        """
+        self.batch.check_add(req_id, prompt_len=prompt_len, computed=computed, fields=fields)
+        self.features.check_add(req_id, items, prompt_len)
+        runs = build_runs(
+            self.family, items, tokens_per_second=self.tokens_per_second, req_id=req_id
+        )
+        slot = self.batch.add(req_id, prompt_len=prompt_len, computed=computed, fields=fields)
+        self.features.add(req_id, items, prompt_len, adapter=adapter)
+        self.positions.add(req_id, runs)
+        self.positions.bind(req_id, slot)
+        return slot
+
+    def remove(self, req_id: str) -> None:
+        """Let a request go on any path (finish, abort, failure), live or preempted.
+
+        Raises:
+            UnknownRequest: neither live nor preempted.
+
+        """
+        self._leave(req_id)
+        self.batch.remove(req_id)
+        self.features.remove(req_id)
+        self.positions.remove(req_id)
+
+    def preempt(self, req_id: str) -> None:
+        """Free a live request's slot, row and references; keep its items, positions and fields.
+
+        Raises:
+            UnknownRequest: not live.
+
+        """
+        self._leave(req_id)
+        self.batch.preempt(req_id)
+        self.features.release_all(req_id)
+        self.positions.unbind(req_id)
+
+    def _leave(self, req_id: str) -> None:
+        if self.before_leave is not None and self.batch.is_live(req_id):
+            self.before_leave(req_id)
+
+    def resume(self, req_id: str, *, computed: int = 0) -> int:
+        """Admit a preempted request again; its prompt is now prompt and outputs so far.
+
+        Returns:
+            Its slot.
+
+        Raises:
+            VlbatchError: see ``InputBatch.check_resume``.
+
+        """
+        slot = self.batch.resume(req_id, computed=computed)
+        self.positions.bind(req_id, slot)
+        return slot
+
+    # -- a step ------------------------------------------------------------------------------
+    def ask(self, wanted: Scheduled) -> dict[str, int]:
+        """How many of these tokens could be scheduled now, if taken in this order; no change.
+
+        Raises:
+            UnknownRequest: not live.
+
+        """
+        limits = {r: min(n, self.batch.remaining_of(r)) for r, n in wanted.items()}
+        return self.features.ask(self._chunks(limits))
+
+    def _chunks(self, scheduled: Scheduled) -> dict[str, tuple[int, int]]:
+        return {r: (self.batch.computed_of(r), n) for r, n in scheduled.items()}
+
+    def begin(self, scheduled: Scheduled) -> Step:
+        """Start a step: refuse it, or pin what is cached and reserve what is not.
+
+        A request whose cache entry has another number of rows than its placeholders fails here:
+        it leaves the batch and is listed in ``Step.failed``; the others go on.
+
+        Raises:
+            InvalidSchedule: unknown request, impossible number of tokens, or more than fits
+                (``EncodeBudgetExceeded``, ``CacheFull``); nothing was changed.
+
+        """
+        self.batch.check_schedule(scheduled)
+        rest = dict(scheduled)
+        failed: dict[str, VlbatchError] = {}
+        plan = self.features.plan(self._chunks(rest))
+        while plan.failed:
+            failed.update(plan.failed)
+            rest = {r: n for r, n in rest.items() if r not in failed}
+            plan = self.features.plan(self._chunks(rest))
+        for req_id in failed:
+            self.remove(req_id)
+        if failed:
+            plan = self.features.plan(self._chunks(rest))
+        step = Step(rest, self.features.reserve(plan))
+        step.failed.update(failed)
+        return step
+
+    def encode(self, step: Step, encoder: Encoder, *, max_rows: int | None = None) -> None:
+        """Encode what the step needs, in calls of at most ``max_rows`` feature rows.
+
+        An item larger than ``max_rows`` is encoded alone. If a call raises, its items count as
+        failed and the rest goes on.
+        """
+        for tasks in _bounded(step.tasks, max_rows):
+            keys = [task.key for task in tasks]
+            try:
+                outputs = encoder(tasks)
+            except Exception as error:  # noqa: BLE001 (any fault of the encoder fails its items)
+                self.commit(step, {}, dict.fromkeys(keys, error))
+            else:
+                self.commit(step, dict(zip(keys, outputs, strict=True)))
+
+    def commit(
+        self,
+        step: Step,
+        outputs: Mapping[EntryKey, Features],
+        errors: Mapping[EntryKey, Exception] | None = None,
+    ) -> None:
+        """Store encoder outputs; requests whose item failed leave the batch (``step.failed``)."""
+        failed = self.features.commit(outputs, errors)
+        step.open -= {*outputs, *(errors or {})}
+        for req_id, error in failed.items():
+            self.remove(req_id)
+            step.failed[req_id] = error
+            step.scheduled.pop(req_id, None)
+
+    def abandon(self, step: Step) -> None:
+        """Give up a step before ``arrange``: reservations and their references go back."""
+        self.features.rollback(step.work)
+        step.open.clear()
+
+    def arrange(self, step: Step) -> BatchOrder:
+        """Move rows, once, into the order of the step.
+
+        Raises:
+            StaleOrder: something is still to be encoded.
+
+        """
+        if step.open:
+            raise StaleOrder(f"not encoded yet: {sorted(step.open)}; commit or abandon the step")
+        return self.batch.apply(self.batch.plan(step.scheduled))
+
+    def gather(self, order: BatchOrder, *, shift: int = 0) -> FeatureInputs:
+        """Features of the step and their tokens; see ``FeatureStore.gather``."""
+        return self.features.gather(order, shift=shift)
+
+    def positions_of(self, order: BatchOrder, *, out: IntArray | None = None) -> IntArray:
+        """Rotary positions ``[num_axes, num_tokens]`` in row order; see ``PositionStore``."""
+        return self.positions.assemble(
+            order.req_ids,
+            order.slots,
+            order.computed,
+            order.scheduled,
+            out=out,
+        )
+
+    def complete(self, order: BatchOrder, accepted: Mapping[str, int] | None = None) -> None:
+        """Count the step's tokens as computed and, with ``auto_confirm``, as confirmed.
+
+        Raises:
+            StaleOrder, InvalidSchedule: see ``InputBatch.advance``.
+
+        """
+        self.batch.advance(order, accepted)
+        if self.auto_confirm:
+            self.batch.confirm_all()
+            for req_id in self.features.holding():
+                if self.batch.is_live(req_id):
+                    self.features.confirm(req_id, self.batch.computed_of(req_id))
+
+    def confirm(self, req_id: str, computed: int) -> bool:
+        """Take ``computed`` tokens as final, or roll back to them; releases items behind them.
+
+        Returns:
+            Whether progress was rolled back.
+
+        Raises:
+            UnknownRequest, InvalidSchedule: see ``InputBatch.confirm``.
+
+        """
+        rolled_back = self.batch.confirm(req_id, computed)
+        self.features.confirm(req_id, computed)
+        return rolled_back
+
+    # -- whole -------------------------------------------------------------------------------
+    def reset(self) -> None:
+        """Drop every request; field addresses and unreferenced cache entries stay."""
+        for req_id in (*self.batch.req_ids, *self.batch.preempted):
+            self.remove(req_id)
+        self.batch.reset()
+
+    def check(self) -> None:
+        """Verify every part, and that they know the same requests.
+
+        Raises:
+            InvariantBroken: naming what differs.
+
+        """
+        self.batch.check()
+        self.features.check()
+        self.positions.check()
+        known = {*self.batch.req_ids, *self.batch.preempted}
+        for part, ids in (
+            ("features", set(self.features.req_ids)),
+            ("positions", set(self.positions.req_ids)),
+        ):
+            if ids != known:
+                raise InvariantBroken(f"batch and {part} differ in requests {sorted(ids ^ known)}")
+
+
+def _bounded(tasks: Iterable[EncodeTask], max_rows: int | None) -> Iterable[Sequence[EncodeTask]]:
+    """Consecutive tasks, as many at a time as ``max_rows`` allows."""
+    bundle: list[EncodeTask] = []
+    rows = 0
+    for task in tasks:
+        rows += task.placed.num_rows
+        if bundle and max_rows is not None and rows > max_rows:
+            yield bundle
+            bundle, rows = [], task.placed.num_rows
+        bundle.append(task)
+    if bundle:
+        yield bundle
