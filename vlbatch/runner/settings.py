@@ -28,9 +28,9 @@ class RunSettings:
     max_num_seqs: int = 8
     chunk: int = 16
     token_budget: int = 64
-    kv_blocks: int = 40
+    kv_blocks: int = 20
     block_size: int = 8
-    max_model_len: int = 256
+    max_model_len: int = 160
     cache_bytes: int = 1 << 16
     encode_rows: int = 64
     order: OrderPolicy = "split"
