@@ -37,7 +37,8 @@ class Item:
         seconds_per_grid: seconds between two grid frames of a video, where the model uses it.
         declared_rows: feature rows that the item's source promises; ``None`` means "as many as
             places". A different number is refused at admission.
-        payload: what the encoder reads for this item (opaque here); dropped once not needed.
+        payload: what the encoder reads for this item (opaque here). It lives as long as the
+            request: after a preemption the item may have to be encoded again.
         embeds: precomputed features, one array ``[rows, hidden]`` a level; then nothing is encoded.
 
     """
@@ -73,7 +74,7 @@ class Item:
 
 
 def validate_items(items: Sequence[Item], prompt_len: int, req_id: str) -> tuple[Item, ...]:
-    """Check the items of one request and return them ordered by first place.
+    """Check the items of one request and return them ordered by offset, then by stop.
 
     Args:
         items: in any order.

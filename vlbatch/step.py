@@ -12,6 +12,8 @@ A step::
     features, positions = vl.gather(order), vl.positions_of(order)
     ...                                         # forward; order.restore(outputs) -> by req_id
     vl.complete(order)                          # progress, confirmed; items behind it released
+
+Gather before the next ``begin``, which may evict what no chunk of its own step needs.
 """
 
 from __future__ import annotations
@@ -200,33 +202,28 @@ class VLBatch(Generic[E]):
 
         """
         self.batch.check_schedule(scheduled)
-        rest = dict(scheduled)
-        failed: dict[str, VlbatchError] = {}
-        plan = self.features.plan(self._chunks(rest))
-        while plan.failed:
-            failed.update(plan.failed)
-            rest = {r: n for r, n in rest.items() if r not in failed}
-            plan = self.features.plan(self._chunks(rest))
-        for req_id in failed:
-            self.remove(req_id)
+        plan = self.features.plan(self._chunks(scheduled))
+        failed = plan.failed
+        rest = {r: n for r, n in scheduled.items() if r not in failed}
         if failed:
+            for req_id in failed:
+                self.remove(req_id)
             plan = self.features.plan(self._chunks(rest))
-        step = Step(rest, self.features.reserve(plan))
-        step.failed.update(failed)
-        return step
+        return Step(rest, self.features.reserve(plan), {**failed})
 
     def encode(self, step: Step, encoder: Encoder, *, max_rows: int | None = None) -> None:
         """Encode what the step needs, in calls of at most ``max_rows`` feature rows.
 
-        An item larger than ``max_rows`` is encoded alone. If a call raises, its items count as
-        failed and the rest goes on.
+        An item larger than ``max_rows`` is encoded alone. If a call raises, or returns another
+        number of outputs than it got tasks, its items count as failed and the rest goes on; what
+        it raised is the ``__cause__`` of their errors.
         """
-        for tasks in _bounded(step.tasks, max_rows):
+        waiting = [task for task in step.tasks if task.key in step.open]
+        for tasks in _bounded(waiting, max_rows):
             keys = [task.key for task in tasks]
-            try:
-                outputs = encoder(tasks)
-            except Exception as error:  # noqa: BLE001 (any fault of the encoder fails its items)
-                self.commit(step, {}, dict.fromkeys(keys, error))
+            outputs = _try_encode(encoder, tasks)
+            if isinstance(outputs, Exception):
+                self.commit(step, {}, dict.fromkeys(keys, outputs))
             else:
                 self.commit(step, dict(zip(keys, outputs, strict=True)))
 
@@ -236,9 +233,17 @@ class VLBatch(Generic[E]):
         outputs: Mapping[EntryKey, Features],
         errors: Mapping[EntryKey, Exception] | None = None,
     ) -> None:
-        """Store encoder outputs; requests whose item failed leave the batch (``step.failed``)."""
+        """Store encoder outputs; requests whose item failed leave the batch (``step.failed``).
+
+        Raises:
+            StaleOrder: a key that this step does not wait for (any more); nothing was changed.
+
+        """
+        keys = {*outputs, *(errors or {})}
+        if not keys <= step.open:
+            raise StaleOrder(f"the step does not wait for {sorted(keys - step.open)}")
         failed = self.features.commit(outputs, errors)
-        step.open -= {*outputs, *(errors or {})}
+        step.open -= keys
         for req_id, error in failed.items():
             self.remove(req_id)
             step.failed[req_id] = error
@@ -250,7 +255,7 @@ class VLBatch(Generic[E]):
         step.open.clear()
 
     def arrange(self, step: Step) -> BatchOrder:
-        """Move rows, once, into the order of the step.
+        """Move rows, once, into the order of the step. Requests that left since are not in it.
 
         Raises:
             StaleOrder: something is still to be encoded.
@@ -258,7 +263,8 @@ class VLBatch(Generic[E]):
         """
         if step.open:
             raise StaleOrder(f"not encoded yet: {sorted(step.open)}; commit or abandon the step")
-        return self.batch.apply(self.batch.plan(step.scheduled))
+        live = {r: n for r, n in step.scheduled.items() if self.batch.is_live(r)}
+        return self.batch.apply(self.batch.plan(live))
 
     def gather(self, order: BatchOrder, *, shift: int = 0) -> FeatureInputs:
         """Features of the step and their tokens; see ``FeatureStore.gather``."""
@@ -285,11 +291,16 @@ class VLBatch(Generic[E]):
         if self.auto_confirm:
             self.batch.confirm_all()
             for req_id in self.features.holding():
-                if self.batch.is_live(req_id):
-                    self.features.confirm(req_id, self.batch.computed_of(req_id))
+                self.features.confirm(req_id, self.batch.computed_of(req_id))
 
-    def confirm(self, req_id: str, computed: int) -> bool:
+    def confirm(self, req_id: str, computed: int, *, in_flight: int = 0) -> bool:
         """Take ``computed`` tokens as final, or roll back to them; releases items behind them.
+
+        Args:
+            req_id: live.
+            computed: tokens computed for certain.
+            in_flight: tokens of later steps whose outputs are still to come; they stay counted,
+                unless this is a roll back.
 
         Returns:
             Whether progress was rolled back.
@@ -298,15 +309,16 @@ class VLBatch(Generic[E]):
             UnknownRequest, InvalidSchedule: see ``InputBatch.confirm``.
 
         """
-        rolled_back = self.batch.confirm(req_id, computed)
+        rolled_back = self.batch.confirm(req_id, computed, in_flight=in_flight)
         self.features.confirm(req_id, computed)
         return rolled_back
 
     # -- whole -------------------------------------------------------------------------------
     def reset(self) -> None:
-        """Drop every request; field addresses and unreferenced cache entries stay."""
-        for req_id in (*self.batch.req_ids, *self.batch.preempted):
-            self.remove(req_id)
+        """Drop every request and open step; field addresses and ready cache entries stay."""
+        for req_id in self.positions.req_ids:
+            self.positions.remove(req_id)
+        self.features.reset()
         self.batch.reset()
 
     def check(self) -> None:
@@ -326,6 +338,21 @@ class VLBatch(Generic[E]):
         ):
             if ids != known:
                 raise InvariantBroken(f"batch and {part} differ in requests {sorted(ids ^ known)}")
+
+
+def _try_encode(encoder: Encoder, tasks: Sequence[EncodeTask]) -> Sequence[Features] | Exception:
+    """Encoder outputs, or what went wrong, without its traceback.
+
+    The frames of a traceback would keep the encoder's inputs and the step alive with the error.
+    """
+    try:
+        outputs = encoder(tasks)
+        num_outputs = len(outputs)
+    except Exception as error:  # noqa: BLE001 (any fault of the encoder fails its items)
+        return error.with_traceback(None)
+    if num_outputs != len(tasks):
+        return ValueError(f"the encoder returned {num_outputs} outputs for {len(tasks)} items")
+    return outputs
 
 
 def _bounded(tasks: Iterable[EncodeTask], max_rows: int | None) -> Iterable[Sequence[EncodeTask]]:

@@ -11,12 +11,15 @@ Rules
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from vlbatch.backends.dtypes import HostArray
+
+if TYPE_CHECKING:
+    from vlbatch.backends.mover import Mover, RowArrays
 
 S = TypeVar("S")  # stored
 E_co = TypeVar("E_co", covariant=True)  # exposed
@@ -92,6 +95,10 @@ class Backend(Protocol[S, E_co]):
 
     def address(self, array: S) -> int:
         """First byte of the array, for stability checks."""
+        ...
+
+    def mover(self, rows: RowArrays[S]) -> Mover:
+        """Make what moves all row-resident arrays of a batch."""
         ...
 
 

@@ -34,6 +34,9 @@ def bfloat16_bits(values: HostArray) -> npt.NDArray[np.uint16]:
     return np.where(np.isnan(values), quiet_nan, rounded).astype(np.uint16)
 
 
+_INTEGERS = {dtype: np.iinfo(dtype) for dtype in STORED_AS.values() if dtype.kind in "iu"}
+
+
 def convert(value: object, dtype: str, *, what: str, req_id: str | None = None) -> HostArray:
     """Return ``value`` as an array of the storage dtype of ``dtype``.
 
@@ -59,9 +62,9 @@ def convert(value: object, dtype: str, *, what: str, req_id: str | None = None) 
         return array
     if array.size == 0 and array.ndim:
         return array.astype(stored)
-    integers = array.dtype.kind in "iu" and stored.kind in "iu"
-    if integers:
-        info = np.iinfo(stored)
+    floating = stored.kind == "f" or dtype == BFLOAT16
+    if array.dtype.kind in "iu" and stored.kind in "iu" and not floating:
+        info = _INTEGERS[stored]
         fits = array.size == 0 or (array.min() >= info.min and array.max() <= info.max)
         if fits:
             return array.astype(stored)
@@ -72,7 +75,7 @@ def convert(value: object, dtype: str, *, what: str, req_id: str | None = None) 
         )
     if stored.kind == "b" and array.dtype.kind in "iu" and np.isin(array, (0, 1)).all():
         return array.astype(stored)
-    if array.dtype.kind in "fiu" and (stored.kind == "f" or dtype == BFLOAT16):
+    if array.dtype.kind in "fiu" and floating:
         floats, overflowed = _narrow(array, dtype)
         if not overflowed:
             return floats

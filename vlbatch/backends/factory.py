@@ -13,6 +13,8 @@ BACKENDS: dict[str, tuple[str, str, str]] = {
     "numpy": ("vlbatch.backends.host", "NumpyBackend", ""),
     "paddle": ("vlbatch.backends.paddle_backend", "PaddleBackend", "paddle"),
     "paddle-tensor": ("vlbatch.backends.paddle_backend", "PaddleTensorBackend", "paddle"),
+    "torch": ("vlbatch.backends.torch_backend", "TorchBackend", "torch"),
+    "torch-tensor": ("vlbatch.backends.torch_backend", "TorchTensorBackend", "torch"),
 }
 
 

@@ -8,10 +8,11 @@ import numpy as np
 
 from vlbatch.backends.base import Indices, Layout, pow2_buckets
 from vlbatch.backends.dtypes import STORED_AS, HostArray
+from vlbatch.backends.mover import GroupMover, RowArrays
 
 
 class HostOperations:
-    """Every operation of ``Backend`` but ``expose``, on numpy arrays."""
+    """Every operation of ``Backend`` but ``expose`` and ``mover``, on numpy arrays."""
 
     on_host = True
     preferred_layout: Layout = "contiguous"
@@ -62,9 +63,9 @@ class HostOperations:
 
     def remap(self, array: HostArray, table: Indices) -> None:
         """Look every row number up; what is out of range becomes -1."""
-        rows = array.astype(np.int64)
-        known = (rows >= 0) & (rows < len(table))
-        array[...] = np.append(table, -1)[np.where(known, rows, len(table))]
+        padded = np.full(len(table) + 2, -1, dtype=array.dtype)
+        padded[1:-1] = table  # so that what is out of range, clipped, finds a -1
+        array[...] = padded.take(array.astype(np.int64) + 1, mode="clip")
 
     def address(self, array: HostArray) -> int:
         """First byte of the array."""
@@ -80,3 +81,7 @@ class NumpyBackend(HostOperations):
     def expose(self, array: HostArray, dtype: str) -> HostArray:  # noqa: ARG002 (protocol)
         """Give the array itself; bfloat16 fields show their uint16 bits."""
         return array
+
+    def mover(self, rows: RowArrays[HostArray]) -> GroupMover[HostArray]:
+        """Move group by group."""
+        return GroupMover(self, rows)

@@ -2,12 +2,13 @@
 
 Dangers of Paddle 3.3 that this module is written around; each has a test
 - ``view(dtype)`` of a slice reads the wrong bytes: no view here changes the item size.
+- DLPack makes uint16 arrays tensors that nearly no kernel takes: bfloat16 comes as int16.
 - A row's ``.numpy()`` copies the whole storage: rows are cloned first.
 - Index reads and writes are not bounds-checked on the CPU: indices come checked by the planner.
-- With ``FLAGS_use_stride_kernel=0`` slices are copies: views are made with ``_slice`` and their
-  address is compared.
+- With ``FLAGS_use_stride_kernel=0`` slices are copies, and writes to indexed slices are lost: what
+  needs either is refused. Views are made with ``_slice`` and their address is compared.
 - ``out=`` may silently take another shape or dtype: not used.
-- Small integers and 16-bit floats lack some kernels: blocks are tried before they are handed out.
+- Small integers lack some kernels: row numbers are remapped as int64.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ import numpy as np
 import paddle
 
 from vlbatch.backends.base import Indices, Layout, pow2_buckets
-from vlbatch.backends.dtypes import HostArray
+from vlbatch.backends.dtypes import BFLOAT16, HostArray
 from vlbatch.backends.host import HostOperations
+from vlbatch.backends.mover import GroupMover, RowArrays
 from vlbatch.errors import InvalidField, InvariantBroken
+
+_STRIDE_FLAG = "FLAGS_use_stride_kernel"
 
 
 class PaddleBackend(HostOperations):
@@ -29,15 +33,25 @@ class PaddleBackend(HostOperations):
     name = "paddle"
 
     def expose(self, array: HostArray, dtype: str) -> paddle.Tensor:
-        """Give a tensor over the array; DLPack takes uint16 for bfloat16.
+        """Give a tensor over the array, bfloat16 by way of int16.
 
         Raises:
+            InvalidField: ``FLAGS_use_stride_kernel=0`` rules out bfloat16 fields and the arena.
             InvariantBroken: this Paddle build made a copy.
 
         """
-        tensor = paddle.from_dlpack(array)
+        if dtype == BFLOAT16 or not array.flags.c_contiguous:
+            _check_views("show bfloat16 fields or an arena")
+        if dtype == BFLOAT16:
+            tensor = paddle.from_dlpack(array.view(np.int16)).view(BFLOAT16)
+        else:
+            tensor = paddle.from_dlpack(array)
         _check_same(tensor.data_ptr(), self.address(array), f"from_dlpack of a {dtype} array")
         return tensor
+
+    def mover(self, rows: RowArrays[HostArray]) -> GroupMover[HostArray]:
+        """Move group by group."""
+        return GroupMover(self, rows)
 
 
 class PaddleTensorBackend:
@@ -46,6 +60,9 @@ class PaddleTensorBackend:
     Args:
         place: as ``paddle.set_device`` takes it; ``None`` for the current device.
 
+    Raises:
+        InvalidField: ``FLAGS_use_stride_kernel=0``.
+
     """
 
     name = "paddle-tensor"
@@ -53,26 +70,12 @@ class PaddleTensorBackend:
     preferred_layout: Layout = "contiguous"
 
     def __init__(self, place: str | None = None) -> None:
+        _check_views("move its own tensors in place")
         self._place = place or paddle.get_device()
 
     def allocate(self, num_elements: int, dtype: str) -> paddle.Tensor:
-        """Allocate one zeroed flat block, and make sure that it can be moved.
-
-        Raises:
-            InvalidField: this Paddle build cannot index the dtype.
-
-        """
-        block = paddle.zeros([num_elements], dtype=dtype).to(self._place)
-        first = paddle.to_tensor([0])
-        try:
-            block[first] = block[first]
-        except RuntimeError as error:
-            raise InvalidField(
-                f"Paddle cannot index {dtype} tensors on {self._place} (with"
-                " FLAGS_use_stride_kernel=0 it lacks the 16-bit floats)",
-                setting="FLAGS_use_stride_kernel",
-            ) from error
-        return block
+        """Allocate one zeroed flat block."""
+        return paddle.zeros([num_elements], dtype=dtype).to(self._place)
 
     def view(self, block: paddle.Tensor, start: int, shape: tuple[int, ...]) -> paddle.Tensor:
         """View part of a block, and make sure that it is a view.
@@ -145,6 +148,10 @@ class PaddleTensorBackend:
         """First byte of the tensor."""
         return int(array.data_ptr())
 
+    def mover(self, rows: RowArrays[paddle.Tensor]) -> GroupMover[paddle.Tensor]:
+        """Move group by group."""
+        return GroupMover(self, rows)
+
     def _tensor(self, values: HostArray, like: paddle.Tensor) -> paddle.Tensor:
         """Host values on the tensor's place and in its dtype (uint16 bits become bfloat16)."""
         tensor = paddle.to_tensor(values, place=self._place)
@@ -153,9 +160,14 @@ class PaddleTensorBackend:
         return tensor
 
 
+def _check_views(purpose: str) -> None:
+    if not paddle.get_flags(_STRIDE_FLAG)[_STRIDE_FLAG]:
+        raise InvalidField(f"Paddle cannot {purpose} with this flag at 0", setting=_STRIDE_FLAG)
+
+
 def _check_same(address: int, expected: int, what: str) -> None:
     if address != expected:
         raise InvariantBroken(
-            f"{what} has address {address}, expected {expected}: this Paddle build or a flag such"
-            " as FLAGS_use_stride_kernel=0 makes copies where views are needed"
+            f"{what} has address {address}, expected {expected}: this Paddle build makes a copy"
+            " where a view is needed"
         )

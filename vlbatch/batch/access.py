@@ -31,19 +31,19 @@ class FieldAccess(Mapping[str, E], Generic[E]):
     def __getitem__(self, name: str) -> E:
         if self.registry[name].kind is Kind.HOST:
             raise InvalidField(f"field {name!r} holds Python objects: use objects({name!r})")
-        return self._storage.arrays[name]
+        return self._home(name).arrays[name]
 
     def __setitem__(self, name: str, value: object) -> None:
-        self._storage.write_whole(name, value)
+        self._home(name).write_whole(name, value)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._storage.arrays)
+        return (name for name, field in self.registry.items() if field.kind is not Kind.HOST)
 
     def __len__(self) -> int:
-        return len(self._storage.arrays)
+        return sum(field.kind is not Kind.HOST for field in self.registry.values())
 
     def __contains__(self, name: object) -> bool:
-        return name in self._storage.arrays
+        return name in self.registry and self.registry[str(name)].kind is not Kind.HOST
 
     # Unlike other mappings, one batch is never equal to another: its arrays are its own.
     __eq__ = object.__eq__
@@ -64,7 +64,7 @@ class FieldAccess(Mapping[str, E], Generic[E]):
         """
         if self.registry[name].kind is not Kind.HOST:
             raise InvalidField(f"field {name!r} is not a host field")
-        return self._storage.objects[name]
+        return self._home(name).objects[name]
 
     def read(self, req_id: str, name: str) -> object:
         """Host copy of one request's value, or its Python object.
@@ -75,7 +75,7 @@ class FieldAccess(Mapping[str, E], Generic[E]):
             InvalidField: not per request.
 
         """
-        return self._storage.read(name, self._index(req_id, name))
+        return self._home(name).read(name, self._index(req_id, name))
 
     def write(self, req_id: str, name: str, value: object) -> None:
         """Write one request's value in place; a ragged field takes the value's length.
@@ -86,8 +86,8 @@ class FieldAccess(Mapping[str, E], Generic[E]):
 
         """
         index = self._index(req_id, name)
-        checked = self._storage.convert_value(self.registry[name], value, req_id)
-        self._storage.write(name, index, checked)
+        home = self._home(name)
+        home.write(name, index, home.convert_value(self.registry[name], value, req_id))
 
     def append(self, req_id: str, name: str, values: object) -> None:
         """Write a scalar or a sequence behind the valid prefix of a ragged field.
@@ -105,16 +105,22 @@ class FieldAccess(Mapping[str, E], Generic[E]):
                 f"ragged field {name!r} got shape {checked.shape}; expected one axis",
                 req_id=req_id,
             )
-        self._storage.append(name, index, checked, req_id)
+        self._home(name).append(name, index, checked, req_id)
 
     def length(self, req_id: str, name: str) -> int:
         """Valid length of a ragged field; raises as ``append``."""
-        return int(self._storage.lengths[name][self._index(req_id, name, ragged=True)])
+        index = self._index(req_id, name, ragged=True)
+        return int(self._home(name).lengths[name][index])
 
     def set_length(self, req_id: str, name: str, length: int) -> None:
         """Shorten a ragged field, or say how far a kernel wrote it; raises as ``append``."""
         index = self._index(req_id, name, ragged=True)
-        self._storage.set_length(name, index, length, req_id)
+        self._home(name).set_length(name, index, length, req_id)
+
+    # Any: the stored array type is the backend's own business
+    def _home(self, name: str) -> FieldStorage[Any, E]:  # noqa: ARG002 (see ProposerInputBatch)
+        """Storage that holds a declared field."""
+        return self._storage
 
     def _index(self, req_id: str, name: str, *, ragged: bool = False) -> int:
         field = self.registry.find(name, req_id)

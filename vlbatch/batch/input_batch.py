@@ -18,6 +18,7 @@ import numpy as np
 from vlbatch.backends.base import Backend
 from vlbatch.backends.dtypes import HostArray
 from vlbatch.batch.access import FieldAccess
+from vlbatch.batch.followers import Followers
 from vlbatch.batch.progress import Progress
 from vlbatch.batch.rows import RowTable
 from vlbatch.errors import (
@@ -124,7 +125,11 @@ class InputBatch(FieldAccess[E], Generic[E]):
     ) -> None:
         _check_settings(capacity, max_model_len, num_drafts, policy)
         slot_of_row = packed(
-            "slot_of_row", (capacity,), "int32", default=-1, rebuild=lambda order: order.slots
+            "slot_of_row",
+            (capacity,),
+            "int32",
+            default=-1,
+            rebuild=lambda order: order.slots.astype(np.int32),
         )
         registry = FieldRegistry([*fields, slot_of_row])
         storage: FieldStorage[Any, E] = FieldStorage(registry, capacity, num_drafts, backend)
@@ -137,7 +142,7 @@ class InputBatch(FieldAccess[E], Generic[E]):
         self.batch_id = secrets.token_hex(8)
         self.progress = Progress(capacity)
         self._preempted: dict[str, _Preempted] = {}
-        self._followers: list[Follower] = []
+        self._followers = Followers()
         self._version = 0
         self._num_steps = 0
         self._order: BatchOrder | None = None  # the latest, until it is counted
@@ -265,9 +270,11 @@ class InputBatch(FieldAccess[E], Generic[E]):
     ) -> int:
         objects = self._storage.fresh_objects(values)
         slot, row = self._table.occupy(req_id)
-        self._storage.initialise(row, slot, {**objects, **values})
+        given = {**objects, **values}
+        self._storage.initialise(row, slot, given)
         self.progress.start(slot, prompt_len, computed)
         self._version += 1
+        self._followers.on_add(req_id, given)
         return slot
 
     def remove(self, req_id: str) -> None:
@@ -277,8 +284,14 @@ class InputBatch(FieldAccess[E], Generic[E]):
             UnknownRequest: neither live nor preempted.
 
         """
-        if self._preempted.pop(req_id, None) is None:
+        is_live = req_id not in self._preempted
+        if is_live:
+            self._table.slot_of(req_id)
+        self._followers.on_remove(req_id)
+        if is_live:
             self._vacate(req_id)
+        else:
+            del self._preempted[req_id]
 
     def _vacate(self, req_id: str) -> None:
         slot, row = self._table.vacate(req_id)
@@ -290,8 +303,7 @@ class InputBatch(FieldAccess[E], Generic[E]):
         """Leave nothing of departed requests in any row: a newcomer may take it at once."""
         moves = vacate_rows(start, stop, len(self._table.rows))
         self._storage.move(moves)
-        for follower in self._followers:
-            follower.follow(moves)
+        self._followers.follow(moves)
 
     def preempt(self, req_id: str) -> None:
         """Take a live request out but remember its ``on_preempt="keep"`` fields.
@@ -307,6 +319,7 @@ class InputBatch(FieldAccess[E], Generic[E]):
             if field.is_per_request and field.on_preempt == "keep"
         }
         num_tokens = self.progress.known_tokens(slot)
+        self._followers.on_preempt(req_id)
         self._vacate(req_id)
         self._preempted[req_id] = _Preempted(num_tokens, kept)
 
@@ -349,12 +362,11 @@ class InputBatch(FieldAccess[E], Generic[E]):
             InvalidSchedule: an unknown request, or tokens outside 1 .. what remains.
 
         """
-        num = len(scheduled)
         try:
-            slots = np.fromiter(map(self._table.slots.__getitem__, scheduled), np.int64, num)
+            slots = self._table.slots_of(scheduled)
         except KeyError as error:
             raise InvalidSchedule("is not in the batch", req_id=error.args[0]) from None
-        tokens = np.fromiter(scheduled.values(), np.int64, num)
+        tokens = np.fromiter(scheduled.values(), np.int64, len(scheduled))
         limit = self._limit(slots)
         bad = (tokens < 1) | (tokens > limit)
         if bad.any():
@@ -415,13 +427,15 @@ class InputBatch(FieldAccess[E], Generic[E]):
 
         Raises:
             StaleOrder: the batch changed since the plan was made, or it is another batch's.
-            InvalidField: a derived field does not hold the step; nothing was moved.
+            InvalidField: a derived field, here or of a follower, does not hold the step; nothing
+                was moved.
 
         """
         order, moves = plan.order, plan.moves
         if order.batch_id != self.batch_id or plan.version != self._version:
             raise StaleOrder("the plan was made for another batch or for an earlier state of it")
         derived = self._storage.derive(order)
+        followers_derived = self._followers.derive(order)
         self._storage.move(moves)
         self._storage.write_derived(derived)
         self._table.move(moves, plan.rows)
@@ -429,16 +443,16 @@ class InputBatch(FieldAccess[E], Generic[E]):
         self._order_admission = self._table.admission[order.slots]
         self._num_steps += 1
         self._version += 1
-        for follower in self._followers:
-            follower.follow(moves)
+        self._followers.follow(moves, followers_derived)
         return order
 
     def register_follower(self, follower: Follower) -> None:
         """Let a table in row order follow from these rows on.
 
-        It gets the moves of every later ``apply``, and vacated rows when a request leaves.
+        It gets the moves of every later ``apply``, and vacated rows when a request leaves. A
+        ``RequestFollower`` is also told of requests and orders.
         """
-        self._followers.append(follower)
+        self._followers.register(follower)
 
     def advance(self, order: BatchOrder, accepted: Mapping[str, int] | None = None) -> None:
         """Count the latest step's tokens as computed (not yet as confirmed).
@@ -461,9 +475,10 @@ class InputBatch(FieldAccess[E], Generic[E]):
         self._order = None
         self._version += 1
 
-    def confirm(self, req_id: str, computed: int) -> bool:
+    def confirm(self, req_id: str, computed: int, *, in_flight: int = 0) -> bool:
         """Take computed tokens as final, or roll back to them; see ``Progress.confirm``."""
-        rolled_back = self.progress.confirm(self._table.slot_of(req_id), computed, req_id)
+        slot = self._table.slot_of(req_id)
+        rolled_back = self.progress.confirm(slot, computed, req_id, in_flight)
         self._version += 1
         return rolled_back
 
@@ -481,6 +496,7 @@ class InputBatch(FieldAccess[E], Generic[E]):
         self._storage.reset()
         self._table.clear()
         self._preempted.clear()
+        self._followers.on_reset()
         self._order = None
         self.batch_id = secrets.token_hex(8)
         self._version += 1
@@ -511,6 +527,7 @@ class InputBatch(FieldAccess[E], Generic[E]):
         if both:
             raise InvariantBroken(f"live and preempted at once: {sorted(both)}")
         self._storage.check()
+        self._followers.check()
 
 
 def _check_settings(capacity: int, max_model_len: int, num_drafts: int, policy: str) -> None:

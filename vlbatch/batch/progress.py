@@ -90,8 +90,15 @@ class Progress:
             raise StaleOrder("progress was rolled back since this step was planned")
         self.computed[slots] += grown[alive]
 
-    def confirm(self, slot: int, computed: int, req_id: str) -> bool:
+    def confirm(self, slot: int, computed: int, req_id: str, in_flight: int = 0) -> bool:
         """Take ``computed`` as final; fewer than counted so far is a roll back.
+
+        Args:
+            slot: of the request.
+            computed: tokens computed for certain.
+            req_id: named in the refusal.
+            in_flight: tokens counted by later steps whose outputs are still to come. They stay
+                counted, unless this is a roll back: then they were computed from what is rejected.
 
         Returns:
             Whether progress was rolled back.
@@ -100,16 +107,17 @@ class Progress:
             InvalidSchedule: below what was confirmed before, or more than was computed.
 
         """
-        low, high = int(self.confirmed[slot]), int(self.computed[slot])
+        low, high = int(self.confirmed[slot]), int(self.computed[slot]) - in_flight
         if not low <= computed <= high:
             raise InvalidSchedule(
                 f"confirmed {computed} computed tokens; expected {low} (confirmed before) to"
-                f" {high} (computed)",
+                f" {high} (computed, {in_flight} in flight not counted)",
                 req_id=req_id,
             )
-        self.computed[slot] = computed
+        rolled_back = computed < high
+        self.computed[slot] = computed if rolled_back else computed + in_flight
         self.confirmed[slot] = computed
-        return computed < high
+        return rolled_back
 
     def check(self, slot: int, req_id: str, max_model_len: int) -> None:
         """Verify one live request's counts.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from vlbatch.errors import BatchFull, InvariantBroken, UnknownRequest
@@ -20,6 +22,7 @@ class RowTable:
         admission: int64 ``[capacity]`` slot -> rank of admission, -1 for a free slot; a rank is
             never given twice, so it tells an occupant from the next one of the same slot.
         is_new: bool ``[capacity]`` slot -> occupied since the last ``move``.
+        has_new: whether any is.
 
     """
 
@@ -31,7 +34,10 @@ class RowTable:
         self.row_of_slot: IntArray = np.full(capacity, -1, dtype=np.int64)
         self.admission: IntArray = np.full(capacity, -1, dtype=np.int64)
         self.is_new = np.zeros(capacity, dtype=np.bool_)
+        self.has_new = False
         self._num_admitted = 0
+        self._asked: tuple[str, ...] | None = None  # of the last ``slots_of``; None: stale
+        self._answer: IntArray = np.zeros(0, dtype=np.int64)
 
     def slot_of(self, req_id: str) -> int:
         """Slot of a live request.
@@ -44,6 +50,19 @@ class RowTable:
             return self.slots[req_id]
         except KeyError:
             raise UnknownRequest("is not in the batch", req_id=req_id) from None
+
+    def slots_of(self, req_ids: Iterable[str]) -> IntArray:
+        """Slots of live requests, int64; do not write to it.
+
+        Raises:
+            KeyError: with the first request that is not in the batch.
+
+        """
+        asked = tuple(req_ids)
+        if asked != self._asked:  # the same requests come step after step
+            self._answer = np.fromiter(map(self.slots.__getitem__, asked), np.int64, len(asked))
+            self._asked = asked
+        return self._answer
 
     def row_of(self, req_id: str) -> int:
         """Current row of a live request; provisional until the next order is applied."""
@@ -80,6 +99,8 @@ class RowTable:
         self.row_of_slot[slot] = row
         self.admission[slot] = self._num_admitted
         self.is_new[slot] = True
+        self.has_new = True
+        self._asked = None
         self._num_admitted += 1
         return slot, row
 
@@ -100,26 +121,34 @@ class RowTable:
         self.slot_of_row[row] = -1
         self.row_of_slot[slot] = -1
         self.admission[slot] = -1
+        self._asked = None
         return slot, row
 
     def newcomer_rank(self, slots: IntArray) -> IntArray:
         """Rank of admission for slots occupied since the last ``move``, -1 for the others."""
-        return np.where(self.is_new[slots], self.admission[slots], -1)
+        rank = np.full(len(slots), -1)
+        if self.has_new:
+            new = self.is_new[slots]
+            rank[new] = self.admission[slots][new]
+        return rank
 
     def rows_after(self, moves: RowMoves) -> tuple[str, ...]:
         """What ``rows`` will be after ``move``; dense. Changes nothing."""
         if moves.is_identity:
-            return tuple(r for r in self.rows if r is not None)
+            return tuple(self.rows)  # type: ignore[arg-type]  # without a hole
         rows = self.rows.copy()
         for source, destination in zip(
             moves.sources.tolist(), moves.destinations.tolist(), strict=True
         ):
             rows[destination] = self.rows[source]
-        return tuple(r for r in rows[: len(rows) - len(moves.vacated)] if r is not None)
+        del rows[len(rows) - len(moves.vacated) :]
+        return tuple(rows)  # type: ignore[arg-type]  # every hole was filled or was at the end
 
     def move(self, moves: RowMoves, rows: tuple[str, ...]) -> None:
         """Take over new rows; ``rows`` is what ``rows_after`` said."""
-        self.is_new[:] = False
+        if self.has_new:
+            self.is_new[:] = False
+            self.has_new = False
         if moves.is_identity:
             return
         slots = self.slot_of_row[moves.sources]
@@ -130,11 +159,13 @@ class RowTable:
 
     def clear(self) -> None:
         """Forget every request."""
+        self._asked = None
         self.slots.clear()
         self.rows.clear()
         for array in (self.slot_of_row, self.row_of_slot, self.admission):
             array[:] = -1
         self.is_new[:] = False
+        self.has_new = False
 
     def check(self) -> None:
         """Verify that slots and rows agree both ways.

@@ -10,7 +10,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -141,12 +141,19 @@ class EncoderCache:
         idle = sum(self._entries[key].rows for key in self._idle)
         return CacheUsage(self._used_rows, free, free + idle)
 
-    def ledger(self, wanted: Iterable[EntryKey] = ()) -> Ledger:
-        """Scratch copy for deciding; entries in ``wanted`` are evicted only after all others."""
-        wanted = set(wanted)
-        idle = [key for key in self._idle if key not in wanted]
-        idle += [key for key in self._idle if key in wanted]
-        return Ledger(self, {key: self._entries[key].rows for key in idle})
+    def ledger(self, wanted: Sequence[EntryKey] = ()) -> Ledger:
+        """Scratch copy for deciding.
+
+        Args:
+            wanted: keys in the order in which they will be needed; they are evicted only after
+                all others, the last needed first.
+
+        """
+        idle = {key: self._entries[key].rows for key in self._idle}
+        for key in reversed(wanted):
+            if key in idle:
+                idle[key] = idle.pop(key)  # to the end
+        return Ledger(self, idle, self.capacity_rows - self._used_rows)
 
     def features(self, key: EntryKey, *, req_id: str) -> Features:
         """Features of a ready entry.
@@ -185,13 +192,13 @@ class EncoderCache:
         self.counters.peak_rows = max(self.counters.peak_rows, self._used_rows)
         self.version += 1
 
-    def commit(self, key: EntryKey, features: Features, *, req_id: str) -> None:
+    def commit(self, key: EntryKey, features: Features, *, req_id: str | None = None) -> None:
         """Make a reserved entry ready.
 
         Args:
             key: reserved.
             features: one array ``[rows, hidden]`` a level; kept by reference.
-            req_id: named in the refusal.
+            req_id: named in the refusal, where one request is meant.
 
         Raises:
             FeatureRowsMismatch: a level has another number of rows than reserved; the entry
@@ -328,10 +335,14 @@ class EncoderCache:
 
     # -- checks ------------------------------------------------------------------------------
     def digest(self) -> str:
-        """Hex digest over keys, rows and references, for ranks to compare."""
-        hasher = blake3.blake3()
+        """Hex digest over all that decides what comes next, for ranks to compare.
+
+        Keys, rows, references, what is ready, and the order of eviction.
+        """
+        hasher = blake3.blake3(repr((self.epoch, self.capacity_rows, list(self._idle))).encode())
         for key, entry in self._entries.items():
-            hasher.update(repr((*key, entry.rows, sorted(entry.references))).encode())
+            ready = entry.features is not None
+            hasher.update(repr((key, entry.rows, ready, sorted(entry.references))).encode())
         return hasher.hexdigest()
 
     def check(self) -> None:
@@ -356,8 +367,13 @@ class EncoderCache:
                 )
             if idle and key.epoch != self.epoch:
                 raise InvariantBroken(f"{key} outlived its weights; epoch is {self.epoch}")
+            held = [_num_rows(level) for level in entry.features or ()]
+            if any(rows != entry.rows for rows in held):
+                raise InvariantBroken(f"{key} holds {held} feature rows; expected {entry.rows}")
         if not self._idle.keys() <= self._entries.keys():
             raise InvariantBroken(f"evictable but absent: {self._idle.keys() - self._entries}")
+        if self._freed.keys() & self._entries:
+            raise InvariantBroken(f"present and freed: {self._freed.keys() & self._entries}")
 
 
 class Ledger:
@@ -368,24 +384,39 @@ class Ledger:
         free_rows: rows neither held nor taken.
         evicted: entries that would have to go, in order.
         taken: entries that would be reserved: key -> rows.
+        shed: references that would be dropped.
 
     """
 
-    def __init__(self, cache: EncoderCache, idle: dict[EntryKey, int]) -> None:
+    def __init__(self, cache: EncoderCache, idle: dict[EntryKey, int], free_rows: int) -> None:
         self._cache = cache
         self._idle = idle  # first to go first
+        self._pinned: set[EntryKey] = set()
         self.setting = cache.setting
-        self.free_rows = cache.usage.free
+        self.free_rows = free_rows
         self.evicted: list[EntryKey] = []
         self.taken: dict[EntryKey, int] = {}
-        self._pinned: set[EntryKey] = set()
-        self._shed: dict[EntryKey, set[Reference]] = {}
+        self.shed: dict[Reference, EntryKey] = {}
+
+    def copy(self) -> Ledger:
+        """A ledger to decide further on, without a trace in this one."""
+        twin = Ledger(self._cache, self._idle.copy(), self.free_rows)
+        twin._pinned = self._pinned.copy()
+        twin.evicted = self.evicted.copy()
+        twin.taken = self.taken.copy()
+        twin.shed = self.shed.copy()
+        return twin
 
     def rows_of(self, key: EntryKey) -> int | None:
         """Rows of an entry that is, or would be, present."""
         if key in self.taken:
             return self.taken[key]
         return None if key in self.evicted else self._cache.rows_of(key)
+
+    def is_pending(self, key: EntryKey) -> bool:
+        """Whether the entry is reserved already, by a step that is not encoded yet."""
+        present = key not in self.taken and self.rows_of(key) is not None
+        return present and not self._cache.is_ready(key)
 
     def pin(self, key: EntryKey) -> None:
         """Keep a present entry from being evicted by later decisions."""
@@ -405,15 +436,14 @@ class Ledger:
         self.free_rows -= rows
         self.taken[key] = rows
 
-    def shed(self, key: EntryKey, reference: Reference) -> None:
-        """Decide to drop a reference; with the last one the entry can be evicted."""
-        gone = self._shed.setdefault(key, set())
-        gone.add(reference)
-        unused = key not in self._pinned and self._cache.references(key) <= gone
-        if unused and self._cache.is_ready(key):
-            rows = self._cache.rows_of(key)
-            if rows is not None:
-                self._idle[key] = rows
+    def drop_reference(self, key: EntryKey, reference: Reference) -> None:
+        """Decide to drop a reference, unless the entry is pinned; with the last it can go."""
+        if key in self._pinned or reference in self.shed:
+            return
+        self.shed[reference] = key
+        rows = self._cache.rows_of(key)
+        if rows and self._cache.is_ready(key) and self._cache.references(key) <= self.shed.keys():
+            self._idle[key] = rows
 
 
 def _num_rows(level: object) -> int:

@@ -7,15 +7,17 @@ libraries are imported by the command that needs them.
 from __future__ import annotations
 
 import sys
+import warnings
 
 import click
 
+from vlbatch import __version__
 from vlbatch.cli.run import run_command
 from vlbatch.errors import VlbatchError
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="vlbatch")
+@click.version_option(__version__, prog_name="vlbatch")
 def cli() -> None:
     """Batch state for vision-language model runners."""
 
@@ -25,8 +27,17 @@ cli.add_command(run_command)
 
 def main() -> None:
     """Run the command line; an error of ours is one line on stderr and exit code 2."""
+    if not sys.warnoptions:  # python -W asks to see what libraries warn about
+        warnings.simplefilter("ignore")
     try:
-        cli()
+        cli(prog_name="vlbatch")
     except VlbatchError as error:
         click.echo(f"vlbatch: {error}", err=True)
+        sys.exit(2)
+    except MemoryError as error:
+        reason = str(error).partition("\n")[0]
+        click.echo(
+            f"vlbatch: out of memory: {reason} (setting: max_num_seqs, max_model_len, kv_blocks)",
+            err=True,
+        )
         sys.exit(2)

@@ -3,101 +3,150 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from vlbatch.errors import InvalidField
+from vlbatch.runner import (
+    FAULTS,
+    Mismatch,
+    PromptBuilder,
+    Runner,
+    RunSettings,
+    compare,
+    load_requests,
+    make_answerer,
+    make_engine,
+    make_faults,
+)
 
-if TYPE_CHECKING:
-    from vlbatch.runner import Mismatch
+_DEFAULTS = RunSettings()
 
-if TYPE_CHECKING:
-    pass
+_EPILOG = "\n".join([
+    "\b",  # keeps the lines of a paragraph
+    "Exit codes:",
+    "  0  every request was answered or refused, and --verify found no difference",
+    "  1  --verify found a difference, or --strict and a request was refused or failed",
+    "  2  the file, the model or an option is wrong and nothing was run; or the fault",
+    "     of --inject had no occasion in this run, or left no trace",
+    "",
+    "\b",
+    "Faults of --inject:",
+    *(f"  {name:<24}{what}" for name, what in FAULTS.items()),
+])  # fmt: skip
 
-DEFAULT_MODEL = Path("fixtures/tiny-vl")
+
+def _setting(name: str, help_text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """An option for the setting of this name, with its default."""
+    flag, default = f"--{name.replace('_', '-')}", getattr(_DEFAULTS, name)
+    return click.option(flag, type=int, default=default, show_default=True, help=help_text)
 
 
-@click.command("run")
+def _writable(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
+    """Refuse before the run what could not be written after it."""
+    if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+        raise click.BadParameter(f"{path.parent} is not a folder that can be written to.")
+    return path
+
+
+@click.command("run", epilog=_EPILOG)
 @click.argument("requests", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "--model",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Model folder; default: tiny-vl beside the request file.",
+    show_default="tiny-vl beside REQUESTS",
+    help="Model folder: Qwen2.5-VL in the Hugging Face layout.",
 )
-@click.option("--max-num-seqs", type=int, help="Most requests in the batch.")
-@click.option("--chunk", type=int, help="Most prompt tokens of a request in one step.")
-@click.option("--token-budget", type=int, help="Most tokens of a step.")
-@click.option("--kv-blocks", type=int, help="KV blocks of the engine.")
-@click.option("--block-size", type=int, help="Tokens a KV block.")
-@click.option("--max-model-len", type=int, help="Longest request, prompt and outputs.")
-@click.option("--cache-mb", type=float, help="Encoder cache, MB.")
-@click.option("--encode-rows", type=int, help="Most feature rows encoded in a step.")
-@click.option("--order", type=click.Choice(["split", "two", "arrival"]), help="Row policy.")
-@click.option("--verify", is_flag=True, help="Compare every request with itself alone.")
+@_setting("max_num_seqs", "Most requests in the batch.")
+@_setting("chunk", "Most prompt tokens of a request in one step.")
+@_setting("token_budget", "Most tokens of a step.")
+@_setting("kv_blocks", "KV blocks of the engine.")
+@_setting("block_size", "Tokens a KV block.")
+@_setting("max_model_len", "Longest request, prompt and outputs, in tokens.")
+@click.option(
+    "--cache-mb",
+    type=float,
+    default=_DEFAULTS.cache_bytes / 1e6,
+    show_default=True,
+    help="Encoder cache (cache_bytes), in MB of a million bytes.",
+)
+@_setting("encode_rows", "Most feature rows encoded in a step.")
+@click.option(
+    "--order",
+    type=click.Choice(["split", "two", "arrival"]),
+    default=_DEFAULTS.order,
+    show_default=True,
+    help="Rows in regions decode, extend, prefill; in two, decode and the rest; or in none.",
+)
+@click.option(
+    "--verify",
+    is_flag=True,
+    help="Compare every request with itself alone: same tokens, logits within 1e-3.",
+)
 @click.option(
     "--inject",
     metavar="FAULT",
-    help="Break one thing: swap-features, shift-features, shift-positions, stale-row,"
-    " drop-field:NAME.",
+    help="Break one thing in the running batch, once; see below.",
 )
-@click.option("--strict", is_flag=True, help="Exit 1 if a request was refused.")
+@click.option("--strict", is_flag=True, help="Exit 1 if a request was refused or failed.")
 @click.option(
     "--json",
     "json_out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the outcome as JSON.",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    callback=_writable,
+    help="Write the outcome to this file.",
 )
 def run_command(
     requests: Path,
     model: Path | None,
+    cache_mb: float,
     verify: bool,
     inject: str | None,
     strict: bool,
     json_out: Path | None,
-    cache_mb: float | None,
-    **settings: object,
+    **limits: Any,  # Any: names and types are those of the options above
 ) -> None:
-    """Answer the questions in REQUESTS (one JSON object a line), continuously batched.
+    """Answer the questions in REQUESTS, continuously batched.
 
-    Exit codes: 0 all went well; 1 --verify found a difference, or --strict and a request was
-    refused; 2 the file or a setting is wrong.
+    REQUESTS has one JSON object a line: req_id, prompt (with an <image> or <video> mark for each
+    medium), images, videos, max_tokens, arrival (a step), answer. Paths are relative to it.
     """
     from vlbatch.cli.run_report import print_report, progress_bar, to_json
-    from vlbatch.runner import (
-        PromptBuilder,
-        Runner,
-        RunSettings,
-        compare,
-        load_requests,
-        make_answerer,
-        make_engine,
-        make_faults,
-    )  # fmt: skip
 
-    given = {name: value for name, value in settings.items() if value is not None}
-    if cache_mb is not None:
-        given["cache_bytes"] = int(cache_mb * 1e6)
-    limits = RunSettings(**given)  # type: ignore[arg-type]  # names and types are click's
-    faults = make_faults(inject)
+    settings = RunSettings(cache_bytes=_to_bytes(cache_mb), **limits)
+    faults = make_faults(inject, settings)
     jobs = load_requests(requests)
     folder = model or requests.parent / "tiny-vl"
     prompts = PromptBuilder(folder)
-    engine = make_engine("paddle", folder, limits)
+    engine = make_engine("paddle", folder, settings)
+    runner = Runner(engine, prompts, settings, faults=faults)
     with progress_bar(len(jobs)) as on_step:
-        runner = Runner(engine, prompts, limits, faults=faults, on_step=on_step)
-        results = runner.run(jobs)
+        results = runner.run(jobs, on_step=on_step)
     if inject is not None and not faults.happened:
         raise InvalidField(f"fault {inject} had no occasion in this run", setting="inject")
     verified: list[str] | None = None
     mismatches: list[Mismatch] = []
     if verify:
-        verified, mismatches = compare(results, make_answerer(engine, prompts, limits))
+        verified, mismatches = compare(results, make_answerer(engine, prompts, settings))
+        if inject is not None and not mismatches:
+            raise InvalidField(
+                f"fault {inject} left no trace: a preemption undid it", setting="inject"
+            )
     print_report(results, runner, verified, mismatches)
     if json_out is not None:
         outcome = to_json(results, runner, verified, mismatches)
         json_out.write_text(json.dumps(outcome, indent=1) + "\n", encoding="utf-8")
-    refused = [r for r in results if r.error is not None]
+    refused = any(result.error is not None for result in results)
     sys.exit(1 if mismatches or (strict and refused) else 0)
+
+
+def _to_bytes(megabytes: float) -> int:
+    if not math.isfinite(megabytes):
+        raise InvalidField(f"got {megabytes} MB; expected a number", setting="cache_mb")
+    return int(megabytes * 1e6)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import io
+import sys
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -10,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from vlbatch.runner import Mismatch, Result, Runner
+from vlbatch.runner import LOGIT_TOLERANCE, Mismatch, Result, Runner
 
 
 @contextmanager
@@ -37,48 +39,63 @@ def print_report(
     mismatches: Sequence[Mismatch],
 ) -> None:
     """Print the table of answers, the events of the run and the verdict."""
-    console = Console()
-    wrong = {m.req_id for m in mismatches}
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an answer may hold any letter
+    console = Console(highlight=False)
+    console.print(_table(results, runner, {m.req_id for m in mismatches}))
+    for sentence in _events(results, runner):
+        console.print(sentence, soft_wrap=True)
+    if verified is None:
+        return
+    for m in mismatches:
+        line = f"MISMATCH {m.req_id}, step {m.step}, token {m.token}: {m.what}"
+        console.print(Text(line, style="red"), soft_wrap=True)
+    console.print(
+        f"verified: {len(verified)} of {len(verified) + len(mismatches)} answered requests got"
+        f" exactly what they get alone (same tokens, logits within {LOGIT_TOLERANCE:g})",
+        soft_wrap=True,
+    )
+
+
+def _table(results: Sequence[Result], runner: Runner, wrong: Container[str]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("request", "media", "answer", "expected", ""):
         table.add_column(name, overflow="fold")
     for result in results:
         request = result.request
         media = f"{len(request.images)} img {len(request.videos)} clip"
-        text = answer_text(result, runner)
+        answer = answer_text(result, runner)
         note, style = "", ""
         if result.error is not None:
-            text, note, style = str(result.error), result.status, "red"
+            answer = str(result.error).removeprefix(f"request {request.req_id!r}: ")
+            note, style = result.status, "red"
         elif request.req_id in wrong:
             note, style = "MISMATCH", "red"
         elif request.answer is not None:
-            note = "ok" if text == request.answer else "wrong"
+            note = "ok" if answer == request.answer else "wrong"
             style = "green" if note == "ok" else "yellow"
-        expected = request.answer or ""
         table.add_row(
-            Text(request.req_id), media, Text(text), Text(expected), Text(note, style=style)
-        )
-    console.print(table)
+            Text(request.req_id), media, Text(answer), Text(request.answer or ""),
+            Text(note, style=style),
+        )  # fmt: skip
+    return table
+
+
+def _events(results: Sequence[Result], runner: Runner) -> Iterator[str]:
+    """What happened in the run, a sentence a line."""
     counters, cache = runner.counters, runner.vl.features.cache.counters
-    console.print(
+    answered = [result for result in results if result.status == "finished"]
+    asked = [result for result in answered if result.request.answer is not None]
+    correct = sum(answer_text(result, runner) == result.request.answer for result in asked)
+    right = f", {correct} of {len(asked)} as expected" if asked else ""
+    yield f"{len(answered)} of {len(results)} requests answered{right}"
+    yield (
         f"{counters.steps} steps, {counters.tokens} tokens; {counters.reorders} reorders,"
         f" {counters.condenses} condenses, {counters.rows_moved} rows moved;"
         f" {runner.scheduler.num_preemptions} preemptions;"
-        f" {len(counters.cut_items)} items cut by chunks; encoder: {cache.encoded} encoded,"
-        f" {cache.hits} hits, {cache.evicted} evicted",
-        highlight=False,
+        f" {len(counters.cut_items)} items cut by chunks"
     )
-    if verified is None:
-        return
-    for m in mismatches:
-        where = f"{m.req_id}, step {m.step}, token {m.token}: {m.what}"
-        console.print(Text(f"MISMATCH {where}", style="red"))
-    total = len(verified) + len(mismatches)
-    console.print(
-        f"verified: {len(verified)} of {total} requests got exactly what they get alone"
-        " (same tokens, logits within 1e-3)",
-        highlight=False,
-    )
+    yield f"encoder: {cache.encoded} encoded, {cache.hits} hits, {cache.evicted} evicted"
 
 
 def answer_text(result: Result, runner: Runner) -> str:
@@ -127,7 +144,7 @@ def _request_json(result: Result, runner: Runner) -> dict[str, object]:
         "text": text,
         "tokens": result.tokens,
         "answer": expected,
-        "correct": None if expected is None else result.error is None and text == expected,
+        "correct": None if expected is None else result.status == "finished" and text == expected,
         "status": result.status,
         "reason": None if result.error is None else str(result.error),
     }

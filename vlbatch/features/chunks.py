@@ -93,3 +93,22 @@ def uncut_stop(items: Iterable[PlacedItem], start: int, stop: int) -> int:
                 stop = placed.item.offset
                 changed = True
     return stop
+
+
+def overlapping(items: Iterable[PlacedItem]) -> Iterator[list[PlacedItem]]:
+    """Groups of items whose spans overlap or nest: what a chunk that cuts no item holds at once.
+
+    Args:
+        items: by offset.
+
+    """
+    group: list[PlacedItem] = []
+    reach = 0
+    for placed in items:
+        if group and placed.item.offset >= reach:
+            yield group
+            group = []
+        group.append(placed)
+        reach = max(reach, placed.stop)
+    if group:
+        yield group

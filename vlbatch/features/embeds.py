@@ -37,7 +37,7 @@ class FeatureSpec:
     num_levels: int = 1
     allow_nan: bool = False
 
-    def check_levels(self, features: tuple[object, ...], *, req_id: str) -> None:
+    def check_levels(self, features: tuple[object, ...], *, req_id: str | None = None) -> None:
         """Check an encoder's output; rows are the cache's business.
 
         Raises:
@@ -48,7 +48,9 @@ class FeatureSpec:
         if problem:
             raise FeatureRowsMismatch(f"the encoder delivered {problem}", req_id=req_id)
 
-    def _problem(self, levels: tuple[object, ...]) -> str | None:
+    def _problem(self, levels: object) -> str | None:
+        if not isinstance(levels, tuple | list):
+            return f"a {type(levels).__name__}; expected a tuple of arrays, one a level"
         if len(levels) != self.num_levels:
             return f"{len(levels)} levels; expected {self.num_levels}"
         for level in levels:
@@ -98,8 +100,11 @@ def dtype_name(dtype: object) -> str:
 
 
 def _is_sparse(level: object) -> bool:
+    """Whether zeros are left out: Paddle has a method for it, torch a layout, scipy a module."""
     is_sparse = getattr(level, "is_sparse", False)
-    return bool(is_sparse() if callable(is_sparse) else is_sparse)
+    if is_sparse() if callable(is_sparse) else is_sparse:
+        return True
+    return "sparse" in str(getattr(level, "layout", type(level).__module__))
 
 
 def _has_nan(level: object) -> bool:

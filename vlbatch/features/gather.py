@@ -80,6 +80,8 @@ def gather_features(
     for row in range(order.num_leading_decodes, order.num_reqs):
         request = request_of(order.req_ids[row])
         start = int(order.computed[row]) + shift
+        if start >= request.media_stop:
+            continue
         stop = start + int(order.scheduled[row])
         to_step = int(order.query_start[row]) - start
         for number in items_in(request.items, start, stop):

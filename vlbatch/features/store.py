@@ -26,7 +26,7 @@ from vlbatch.errors import (
     UnknownRequest,
     VlbatchError,
 )
-from vlbatch.features.chunks import PlacedItem, items_in
+from vlbatch.features.chunks import PlacedItem, items_in, overlapping
 from vlbatch.features.embeds import FeatureSpec, check_embeds
 from vlbatch.features.gather import FeatureInputs, gather_features
 from vlbatch.features.plan import EncodeTask, FeaturePlan, Limits, RequestItems, StepWalk
@@ -85,7 +85,8 @@ class FeatureStore:
         self.spec = spec or FeatureSpec()
         self._limits = Limits(encode_rows, lookahead, whole_items)
         self._requests: dict[str, RequestItems] = {}
-        self._waiting: dict[EntryKey, tuple[EncodeTask, set[str]]] = {}  # reserved, by key
+        self._waiting: dict[EntryKey, EncodeTask] = {}  # reserved, not committed
+        self._num_changes = 0  # of the requests; plans made before a change are stale
 
     @property
     def req_ids(self) -> tuple[str, ...]:
@@ -106,7 +107,8 @@ class FeatureStore:
         Raises:
             DuplicateRequest: the request is known.
             InvalidItem, PlaceholderMismatch: see ``validate_items`` and ``check_embeds``.
-            ItemTooLarge: an item can never fit the cache or the encode budget.
+            ItemTooLarge: an item can never fit the cache or the encode budget; with
+                ``whole_items``, items whose spans overlap count as one.
 
         """
         if req_id in self._requests:
@@ -115,19 +117,23 @@ class FeatureStore:
         for each in placed:
             if each.item.embeds is not None:
                 check_embeds(each.item, each.num_rows, self.spec, req_id)
-            else:
-                self._refuse_oversize(each, req_id)
+        for group in overlapping(placed) if self._limits.whole_items else ([p] for p in placed):
+            self._refuse_oversize(group, req_id)
         return placed
 
-    def _refuse_oversize(self, placed: PlacedItem, req_id: str) -> None:
+    def _refuse_oversize(self, group: Sequence[PlacedItem], req_id: str) -> None:
+        """Refuse items that are needed at once if they can never be there at once."""
+        rows_of = {p.item.key: p.num_rows for p in group if p.item.embeds is None}
+        num_rows = sum(rows_of.values())
         budgets = [(self.cache.capacity_rows, self.cache.setting, "encoder cache")]
         if self._limits.encode_rows is not None:
             budgets.append((self._limits.encode_rows, "encode_rows", "encode budget of a step"))
         for rows, setting, what in budgets:
-            if placed.num_rows > rows:
+            if num_rows > rows:
+                names = " and ".join(map(repr, rows_of))
                 raise ItemTooLarge(
-                    f"item {placed.item.key!r} has {placed.num_rows} feature rows; the {what}"
-                    f" holds {rows}, so it can never be encoded",
+                    f"item {names} has {num_rows} feature rows; the {what} holds {rows}, so it can"
+                    " never be encoded",
                     req_id=req_id,
                     setting=setting,
                 )
@@ -143,6 +149,7 @@ class FeatureStore:
         """
         placed = self.check_add(req_id, items, prompt_len)
         self._requests[req_id] = RequestItems(req_id, placed, adapter)
+        self._num_changes += 1
 
     def remove(self, req_id: str) -> None:
         """Forget a request and drop every reference that it holds.
@@ -153,6 +160,15 @@ class FeatureStore:
         """
         self.release_all(req_id)
         del self._requests[req_id]
+        self._num_changes += 1
+
+    def reset(self) -> None:
+        """Forget every request and every reservation; unreferenced cache entries stay."""
+        for req_id in self.req_ids:
+            self.remove(req_id)
+        for key in self._waiting:
+            self.cache.rollback(key)
+        self._waiting.clear()
 
     def release_all(self, req_id: str) -> None:
         """Drop every reference of a request but keep its items (preemption); idempotent.
@@ -161,7 +177,8 @@ class FeatureStore:
             UnknownRequest: not known.
 
         """
-        self._release(self._request(req_id), list(self._request(req_id).held))
+        request = self._request(req_id)
+        self._release(request, list(request.held))
 
     def confirm(self, req_id: str, computed: int) -> None:
         """Release the items that confirmed progress has passed, for the drafter too; idempotent.
@@ -187,8 +204,6 @@ class FeatureStore:
         for number in numbers:
             key = request.held.pop(number)
             self.cache.release(key, Reference(request.req_id, number))
-            if key in self._waiting and key not in request.held.values():
-                self._waiting[key][1].discard(request.req_id)
 
     def items_of(self, req_id: str) -> tuple[Item, ...]:
         """Items of a request by offset.
@@ -214,7 +229,10 @@ class FeatureStore:
 
         Returns:
             req_id -> tokens that the encode budget, the cache, the look-ahead and the chunking
-            rule allow.
+            rule allow. A request that will fail in the step (see ``plan``) gets all it wants.
+
+        Raises:
+            UnknownRequest: not known.
 
         """
         return self._walk(chunks).fit
@@ -229,29 +247,38 @@ class FeatureStore:
             The plan. ``failed`` names requests that cannot go on; plan again without them.
 
         Raises:
+            UnknownRequest: not known.
             InvalidSchedule: (``EncodeBudgetExceeded``, ``CacheFull``) fewer tokens fit.
 
         """
         plan = self._walk(chunks)
-        for error in plan.blocked.values():
-            raise error
+        if plan.blocked:
+            # popped, or the error would hold this frame and the frame the error
+            raise plan.blocked.pop(next(iter(plan.blocked)))
         return plan
 
     def _walk(self, chunks: Mapping[str, Chunk]) -> FeaturePlan:
         walk = StepWalk(
+            self._requests,
             self.cache.ledger(self._wanted(chunks)),
             epoch=self.cache.epoch,
-            version=self.cache.version,
+            version=self._version,
             limits=self._limits,
         )
         for req_id, (start, num_tokens) in chunks.items():
             walk.visit(self._request(req_id), start, num_tokens)
         return walk.plan
 
+    @property
+    def _version(self) -> tuple[int, int]:
+        return self._num_changes, self.cache.version
+
     def _wanted(self, chunks: Mapping[str, Chunk]) -> list[EntryKey]:
         wanted = []
         for req_id, (start, num_tokens) in chunks.items():
             request = self._request(req_id)
+            if start >= request.media_stop:
+                continue
             for n in items_in(request.items, start, start + num_tokens + self.lookahead):
                 content = request.items[n].item.key
                 wanted.append(EntryKey(content, self.cache.epoch, request.adapter))
@@ -261,25 +288,22 @@ class FeatureStore:
         """Carry a plan out: drop, evict, reserve, refer.
 
         Raises:
-            StaleOrder: the cache changed since, or the plan has failed or blocked requests;
+            StaleOrder: requests or the cache changed since, or the plan has failed requests;
                 nothing was changed.
 
         """
-        if plan.version != self.cache.version or plan.failed or plan.blocked:
-            raise StaleOrder("the plan was made for another state, or some requests do not fit")
-        for reference, key in plan.shed.items():
-            self._requests[reference.req_id].held.pop(reference.item)
-            self.cache.release(key, reference)
+        if plan.version != self._version or plan.failed:
+            raise StaleOrder("the plan was made for another state, or some of its requests failed")
+        for reference in plan.shed:
+            self._release(self._requests[reference.req_id], [reference.item])
         self.cache.evict([key for key in plan.evict if self.cache.rows_of(key) is not None])
         for task in plan.encode:
             rows = task.placed.num_rows
             self.cache.reserve(task.key, rows, req_id=task.reference.req_id)
-            self._waiting[task.key] = (task, set())
+            self._waiting[task.key] = task
         for reference, key in plan.refer.items():
             self.cache.reference(key, reference)
             self._requests[reference.req_id].held[reference.item] = key
-            if key in self._waiting:
-                self._waiting[key][1].add(reference.req_id)
         self.cache.counters.hits += len(plan.hits)
         return EncodeWork(tuple(plan.encode), tuple(plan.hits), tuple(plan.held), tuple(plan.evict))
 
@@ -295,48 +319,51 @@ class FeatureStore:
             errors: key -> what the encoder raised.
 
         Returns:
-            req_id -> reason, for the requests that waited for an entry that failed or had another
+            req_id -> reason, for the requests that refer to an entry that failed or had another
             number of rows; their other references stay until they are removed.
 
         Raises:
-            InvariantBroken: a key is not reserved.
+            StaleOrder: a key is not reserved (any more), or is given twice; nothing was changed.
 
         """
+        errors = errors or {}
+        late = [key for key in (*outputs, *errors) if key not in self._waiting]
+        if late or outputs.keys() & errors.keys():
+            raise StaleOrder(
+                f"no step waits for {late or sorted(outputs.keys() & errors.keys())}: it was"
+                " committed or rolled back before"
+            )
         failed: dict[str, VlbatchError] = {}
         for key, features in outputs.items():
-            task, waiters = self._pop_waiting(key)
+            del self._waiting[key]
             try:
-                self.spec.check_levels(features, req_id=task.reference.req_id)
-                self.cache.commit(key, features, req_id=task.reference.req_id)
+                self.spec.check_levels(features)
+                self.cache.commit(key, features)
             except FeatureRowsMismatch as error:
-                self._give_back(key, waiters)
-                failed.update((r, FeatureRowsMismatch(str(error), req_id=r)) for r in waiters)
-        for key, cause in (errors or {}).items():
-            _, waiters = self._pop_waiting(key)
-            self._give_back(key, waiters)
-            for req_id in waiters:
-                failed[req_id] = EncodeFailed(f"encoding {key.content!r}: {cause}", req_id=req_id)
+                for req_id in self._give_back(key):
+                    failed[req_id] = FeatureRowsMismatch(str(error), req_id=req_id)
+        for key, cause in errors.items():
+            del self._waiting[key]
+            for req_id in self._give_back(key):
+                reason = f"encoding {key.content!r} raised {type(cause).__name__}: {cause}"
+                failed[req_id] = EncodeFailed(reason, req_id=req_id)
                 failed[req_id].__cause__ = cause
         return failed
 
     def rollback(self, work: EncodeWork) -> None:
         """Give back every reservation of a step that was not committed, and its references."""
         for task in work.tasks:
-            if task.key in self._waiting:
-                _, waiters = self._waiting.pop(task.key)
-                self._give_back(task.key, waiters)
+            if self._waiting.get(task.key) is task:
+                del self._waiting[task.key]
+                self._give_back(task.key)
 
-    def _pop_waiting(self, key: EntryKey) -> tuple[EncodeTask, set[str]]:
-        if key not in self._waiting:
-            raise InvariantBroken(f"{key} is committed but no step waits for it")
-        return self._waiting.pop(key)
-
-    def _give_back(self, key: EntryKey, waiters: set[str]) -> None:
+    def _give_back(self, key: EntryKey) -> list[str]:
+        """Undo a reservation; returns the requests that referred to it."""
+        references = sorted(self.cache.references(key))
+        for reference in references:
+            del self._requests[reference.req_id].held[reference.item]
         self.cache.rollback(key)
-        for req_id in waiters:
-            held = self._requests[req_id].held
-            for number in [n for n, k in held.items() if k == key]:
-                del held[number]
+        return [reference.req_id for reference in references]
 
     def gather(self, order: BatchOrder, *, shift: int = 0) -> FeatureInputs:
         """Feature rows of every row's chunk and the tokens that take them.
@@ -347,10 +374,17 @@ class FeatureStore:
                 encoded yet is skipped only beyond the target's chunk.
 
         Raises:
+            InvalidField: ``shift`` is beyond the look-ahead, for which features are kept.
+            UnknownRequest: a request of the order has left.
             InvariantBroken: an entry is not ready, or rows and places disagree; names the
                 request.
 
         """
+        if not 0 <= shift <= self.lookahead:
+            raise InvalidField(
+                f"got shift {shift}; expected 0..{self.lookahead}, the tokens read ahead",
+                setting="lookahead",
+            )
         return gather_features(order, self._request, self.cache, shift)
 
     def check(self) -> None:
@@ -362,14 +396,15 @@ class FeatureStore:
         """
         self.cache.check()
         here = {
-            Reference(r, number): key
+            (Reference(r, number), key)
             for r, request in self._requests.items()
             for number, key in request.held.items()
         }
-        there = {ref: key for key in self.cache.present() for ref in self.cache.references(key)}
+        there = {(ref, key) for key in self.cache.present() for ref in self.cache.references(key)}
         if here != there:
-            differ = sorted(set(here.items()) ^ set(there.items()))
-            raise InvariantBroken(f"references of the store and of the cache differ: {differ}")
+            raise InvariantBroken(
+                f"references of the store and of the cache differ: {sorted(here ^ there)}"
+            )
         reserved = {key for key in self.cache.present() if not self.cache.is_ready(key)}
         if reserved != self._waiting.keys():
             raise InvariantBroken(

@@ -19,6 +19,7 @@ import numpy as np
 
 from vlbatch.backends.base import Backend
 from vlbatch.backends.dtypes import HostArray, convert
+from vlbatch.backends.mover import RaggedRows, RowArrays
 from vlbatch.errors import InvalidField, InvariantBroken
 from vlbatch.fields.layout import lay_out
 from vlbatch.fields.spec import DERIVED, Field, FieldRegistry, Kind
@@ -74,14 +75,35 @@ class FieldStorage(Generic[S, E]):
             for f in registry.values()
             if f.kind is Kind.RAGGED
         }
-        self._row_groups = [g for g in self._layout.groups if g.residency == "rows"]
-        self._row_ragged = [n for n in self.lengths if registry[n].residency == "rows"]
         self._row_objects = [n for n in self.objects if registry[n].residency == "rows"]
         self._slot_objects = [n for n in self.objects if registry[n].residency == "slots"]
-        self._row_valued = [f.name for f in registry.values() if f.kind is Kind.ROW_VALUED]
         self._derived = [f for f in registry.values() if f.kind in DERIVED and f.rebuild]
+        self._derived_lengths = {f.name: 0 for f in self._derived}
+        self._mover = backend.mover(self.row_arrays())
         self._addresses = self.addresses()
         self.reset()
+
+    def row_arrays(self) -> RowArrays[S]:
+        """Everything that is indexed by row: what a mover of these arrays moves."""
+        fields = self.registry.values()
+        return RowArrays(
+            capacity=self.capacity,
+            groups=[g for g in self._layout.groups if g.residency == "rows"],
+            ragged=[
+                RaggedRows(
+                    self._stored[f.name],
+                    self._layout.flat[f.name],
+                    f.shape[0],
+                    self.lengths[f.name],
+                    f.default_value,
+                )
+                for f in fields
+                if f.kind is Kind.RAGGED and f.residency == "rows"
+            ],
+            row_valued=[
+                (self._stored[f.name], f.stored_dtype) for f in fields if f.kind is Kind.ROW_VALUED
+            ],
+        )
 
     # -- one request -------------------------------------------------------------------------
     def convert_values(self, values: Mapping[str, object], req_id: str) -> dict[str, object]:
@@ -226,32 +248,9 @@ class FieldStorage(Generic[S, E]):
         """Bring every row-resident field from the old order to the new, and clear what is left."""
         if moves.is_identity:
             return
-        if len(moves.sources):
-            for group in self._row_groups:
-                self._backend.move(group.array, group.axis, moves.destinations, moves.sources)
-            for name in self._row_ragged:
-                self._move_ragged(name, moves)
+        self._mover.move(moves)
         for name in self._row_objects:
             move_list(self.objects[name], moves, None)
-        for name in self._row_valued:
-            self._backend.remap(self._stored[name], moves.new_row_of)
-        if len(moves.vacated):
-            self._clear_rows(int(moves.vacated[0]), int(moves.vacated[-1]) + 1)
-
-    def _move_ragged(self, name: str, moves: RowMoves) -> None:
-        """Move valid prefixes, wide enough to cover what the destination held."""
-        lengths = self.lengths[name]
-        moved = lengths[moves.sources]
-        widths = np.maximum(moved, lengths[moves.destinations])
-        self._backend.move_prefixes(self._stored[name], widths, moves.destinations, moves.sources)
-        lengths[moves.destinations] = moved
-
-    def _clear_rows(self, start: int, stop: int) -> None:
-        for group in self._row_groups:
-            self._backend.clear(group.array, group.axis, start, stop, group.default)
-        for name in self._row_ragged:
-            for row in range(start, stop):
-                self._set_length(name, row, 0)
 
     def derive(self, order: BatchOrder) -> dict[str, HostArray]:
         """Compute the derived fields of a step, pads included; changes nothing.
@@ -264,30 +263,42 @@ class FieldStorage(Generic[S, E]):
         return {field.name: self._derive(field, order) for field in self._derived}
 
     def write_derived(self, values: Mapping[str, HostArray]) -> None:
-        """Write what ``derive`` computed."""
-        for name, whole in values.items():
-            self._backend.write(self._stored[name], 0, whole)
+        """Write what ``derive`` computed, and the pads behind it up to where values were."""
+        for name, fresh in values.items():
+            self._backend.write(self._stored[name], 0, fresh)
+            used, self._derived_lengths[name] = self._derived_lengths[name], len(fresh)
+            if used > len(fresh):
+                pads = (used - len(fresh), *fresh.shape[1:])
+                default = self.registry[name].default_value
+                self._backend.write(self._stored[name], len(fresh), np.full(pads, default))
 
     def _derive(self, field: Field, order: BatchOrder) -> HostArray:
         assert field.rebuild is not None  # noqa: S101 (chosen in __init__)
-        name = field.name
-        values = convert(field.rebuild(order), field.dtype, what=f"rebuild of field {name!r}")
-        shape = self._layout.shapes[name]
+        name, shape = field.name, self._layout.shapes[field.name]
+        values = np.asarray(field.rebuild(order))
         if not values.ndim or values.shape[1:] != shape[1:]:
             raise InvalidField(
                 f"rebuild of field {name!r} got shape {values.shape}; expected {('n', *shape[1:])}"
             )
-        if field.kind is Kind.CUMULATIVE:
-            values = np.concatenate(([0], np.cumsum(values, dtype=np.int64)))
-            values = convert(values, field.dtype, what=f"sums of field {name!r}")
-        if len(values) > shape[0]:
+        num = len(values) + (field.kind is Kind.CUMULATIVE)
+        if num > shape[0]:
             raise InvalidField(
-                f"field {name!r} got {len(values)} entries; it holds {shape[0]}",
+                f"field {name!r} got {num} entries; it holds {shape[0]}",
                 setting=f"shape of {name!r}",
             )
-        pad = values[-1] if field.kind is Kind.CUMULATIVE else field.default_value
-        whole = np.full(shape, pad, dtype=field.stored_dtype)
-        whole[: len(values)] = values
+        if field.kind is Kind.CUMULATIVE:
+            return self._running_sums(field, values)
+        return convert(values, field.dtype, what=f"rebuild of field {name!r}")
+
+    def _running_sums(self, field: Field, lengths: HostArray) -> HostArray:
+        """Sums before each row, then the total in every entry past the last row."""
+        num = len(lengths)
+        sums = np.zeros(self.capacity + 1, dtype=np.int64)
+        lengths.cumsum(out=sums[1 : num + 1])
+        sums[num + 1 :] = sums[num]
+        whole = sums.astype(field.stored_dtype)
+        if whole[-1] != sums[-1]:
+            return convert(sums, field.dtype, what=f"sums of field {field.name!r}")  # refuses
         return whole
 
     def write_whole(self, name: str, value: object) -> None:
@@ -313,6 +324,7 @@ class FieldStorage(Generic[S, E]):
             self._backend.fill(array, self.registry[name].default_value)
         for lengths in self.lengths.values():
             lengths[:] = 0
+        self._derived_lengths = dict.fromkeys(self._derived_lengths, 0)
         for rows in self.objects.values():
             rows[:] = [None] * self.capacity
 

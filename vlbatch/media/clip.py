@@ -54,17 +54,17 @@ class Clip:
     @property
     def num_frames(self) -> int:
         """Number of frames."""
-        return self.frames.shape[0]
+        return int(self.frames.shape[0])
 
     @property
     def height(self) -> int:
         """Rows of pixels of a frame."""
-        return self.frames.shape[1]
+        return int(self.frames.shape[1])
 
     @property
     def width(self) -> int:
         """Columns of pixels of a frame."""
-        return self.frames.shape[2]
+        return int(self.frames.shape[2])
 
 
 def load_clip(
@@ -104,8 +104,10 @@ def load_clip(
     origin = Origin(name or source_name(source), req_id)
     check_background(background, origin)
     _check_pace(seconds_per_frame, origin)
-    if frame_step < 1:
-        raise origin.refusal(f"frame_step is {frame_step}; expected at least 1", "frame_step")
+    if type(frame_step) is not int or frame_step < 1:
+        raise origin.refusal(
+            f"frame_step is {frame_step!r}; expected a positive integer", "frame_step"
+        )
 
     if isinstance(source, (str, os.PathLike)) and Path(source).is_dir():
         source = _frame_files(Path(source), origin)

@@ -55,12 +55,12 @@ class Picture:
     @property
     def height(self) -> int:
         """Rows of pixels."""
-        return self.pixels.shape[0]
+        return int(self.pixels.shape[0])
 
     @property
     def width(self) -> int:
         """Columns of pixels."""
-        return self.pixels.shape[1]
+        return int(self.pixels.shape[1])
 
 
 def load_image(

@@ -118,7 +118,7 @@ def array_size(
 
 def check_background(background: Rgb, origin: Origin) -> None:
     """Refuse a background that is not three 8-bit values."""
-    if len(background) != 3 or any(not 0 <= value <= 255 for value in background):
+    if len(background) != 3 or any(value not in range(256) for value in background):
         raise origin.refusal(
             f"background is {background!r}; expected red, green, blue in 0..255", "background"
         )
@@ -191,7 +191,7 @@ def _to_8bit(samples: npt.NDArray[np.generic], origin: Origin) -> Pixels:
     if samples.dtype == np.uint8:
         return samples.astype(np.uint8, copy=False)
     if kind == "b":
-        return samples.astype(np.uint8) * np.uint8(255)
+        return np.where(samples, 255, 0).astype(np.uint8)
     if kind == "f":
         _check_range(samples, 1, origin)
         scaled: npt.NDArray[np.float32] = samples.astype(np.float32) * np.float32(255)

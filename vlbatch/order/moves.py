@@ -24,6 +24,9 @@ _REGION_OF_CLASS: dict[OrderPolicy, IntArray] = {
 }
 
 
+_NO_ROWS: IntArray = np.zeros(0, dtype=np.int64)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RowMoves:
     """How every row-resident table gets from the previous order to this one.
@@ -101,6 +104,15 @@ def _moves(
     return RowMoves(sources, destinations, vacated, new_row_of, num_moved)
 
 
+def _is_sorted(region: IntArray) -> bool:
+    """Whether every row lies in its region and none is a hole."""
+    return not len(region) or bool(region[-1] < HOLE and (region[1:] >= region[:-1]).all())
+
+
+def _identity(num_rows: int) -> RowMoves:
+    return _moves(_NO_ROWS, _NO_ROWS, _NO_ROWS, np.arange(num_rows), 0)
+
+
 def place_rows(
     classes: IntArray,
     newcomer_rank: IntArray,
@@ -124,6 +136,8 @@ def place_rows(
 
     """
     region = _REGION_OF_CLASS[policy][classes]
+    if _is_sorted(region) and (not stable or newcomer_rank.max(initial=-1) < 0):
+        return _identity(len(region))
     counts = np.bincount(region, minlength=HOLE + 1)[:HOLE]
     num_new_rows = int(counts.sum())
     wanted = np.repeat(np.arange(HOLE), counts)

@@ -61,11 +61,6 @@ class PositionStore:
         return req_id in self._runs
 
     @property
-    def req_ids(self) -> tuple[str, ...]:
-        """Every request kept, in the batch or preempted, in order of arrival."""
-        return tuple(self._runs)
-
-    @property
     def nbytes(self) -> int:
         """Bytes of all runs and of the slot arrays."""
         slots = self._delta_of_slot.nbytes + self._media_stop_of_slot.nbytes

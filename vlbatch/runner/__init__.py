@@ -5,15 +5,17 @@ alone, and faults on purpose. Never: owns a field or a feature that a state obje
 """
 
 from vlbatch.runner.engines import make_answerer, make_engine
-from vlbatch.runner.faults import Faults, make_faults
+from vlbatch.runner.faults import FAULTS, Faults, make_faults
 from vlbatch.runner.inputs import Engine, MediaPatches, StepInputs
 from vlbatch.runner.prompt import Prompt, PromptBuilder
 from vlbatch.runner.requests import Request, load_requests
 from vlbatch.runner.runner import Result, Runner
 from vlbatch.runner.settings import RunSettings
-from vlbatch.runner.verify import Mismatch, compare
+from vlbatch.runner.verify import LOGIT_TOLERANCE, Mismatch, compare
 
 __all__ = [
+    "FAULTS",
+    "LOGIT_TOLERANCE",
     "Engine",
     "Faults",
     "MediaPatches",

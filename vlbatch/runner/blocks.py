@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from vlbatch.errors import InvariantBroken, OutOfBlocks
+
 
 class BlockPool:
     """KV blocks by request; a request's block table in the batch is a copy for the kernels.
@@ -30,12 +32,22 @@ class BlockPool:
         """Whether this many blocks are free."""
         return count <= len(self._free)
 
-    def num_taken(self, req_id: str) -> int:
-        """Blocks that a request has."""
-        return len(self._taken.get(req_id, ()))
+    def blocks_of(self, req_id: str) -> tuple[int, ...]:
+        """Blocks that a request has, in the order of its tokens; empty for an unknown one."""
+        return tuple(self._taken.get(req_id, ()))
 
     def take(self, req_id: str, count: int) -> list[int]:
-        """Give a request more blocks, in the order of its tokens; only after ``can_take``."""
+        """Give a request more blocks, in the order of its tokens.
+
+        Raises:
+            OutOfBlocks: fewer are free; ask ``can_take`` first.
+        """
+        if not self.can_take(count):
+            raise OutOfBlocks(
+                f"asks for {count} KV blocks; {len(self._free)} of {self.num_blocks} are free",
+                req_id=req_id,
+                setting="kv_blocks",
+            )
         blocks = [self._free.pop() for _ in range(count)]
         self._taken.setdefault(req_id, []).extend(blocks)
         return blocks
@@ -43,3 +55,16 @@ class BlockPool:
     def give_back(self, req_id: str) -> None:
         """Take all blocks of a request back; it need not have any."""
         self._free += self._taken.pop(req_id, [])[::-1]
+
+    def check(self) -> None:
+        """Verify that every block is free or has one owner.
+
+        Raises:
+            InvariantBroken: with each term of the broken sum.
+        """
+        taken = [block for blocks in self._taken.values() for block in blocks]
+        if sorted(self._free + taken) != list(range(self.num_blocks)):
+            raise InvariantBroken(
+                f"{len(self._free)} free and {len(taken)} taken KV blocks are not the"
+                f" {self.num_blocks} of the pool: free {self._free}, taken {self._taken}"
+            )

@@ -36,7 +36,7 @@ def make_answerer(
     """A function that answers a result's request by itself, on the engine of the run."""
 
     def answer(result: Result) -> Answer:
-        assert result.prompt is not None  # noqa: S101 (compare asks for computed results only)
+        assert result.prompt is not None  # noqa: S101 (compare asks for finished requests only)
         return answer_alone(
             engine,
             result.prompt,

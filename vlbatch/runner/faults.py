@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 
@@ -14,12 +15,21 @@ from vlbatch.errors import InvalidField
 from vlbatch.features import FeatureInputs
 from vlbatch.fields import Kind
 from vlbatch.order import DECODE, BatchOrder
-from vlbatch.runner.state import HostBatch
+from vlbatch.runner.settings import RunSettings
+from vlbatch.runner.state import HostBatch, moving_fields
 
 IntArray = npt.NDArray[np.int64]
 
-SIMPLE = ("swap-features", "shift-features", "shift-positions", "stale-row")
-DROP_FIELD = "drop-field:"
+_DROP_FIELD = "drop-field:"
+
+FAULTS = {
+    "swap-features": "two requests of a step get each other's feature rows",
+    "shift-features": "the feature rows of an item land one token late",
+    "shift-positions": "the rotary positions of a prompt chunk are one token late",
+    "stale-row": "a moved row keeps the numbers of the request that was there",
+    **{_DROP_FIELD + name: f"a move forgets {name}" for name in moving_fields(RunSettings())},
+}
+"""Name of each fault that can be made -> what it does."""
 
 
 class Faults:
@@ -43,27 +53,30 @@ class Faults:
         """Called before tokens are sampled."""
 
 
-def make_faults(name: str | None) -> Faults:
-    """Make the fault of this name; ``None`` for no fault.
+def make_faults(name: str | None, settings: RunSettings) -> Faults:
+    """Make the fault of this name for one run; ``None`` for no fault.
 
     Raises:
         InvalidField: no such fault.
     """
     if name is None:
         return Faults()
-    if name.startswith(DROP_FIELD):
-        return _DropField(name.removeprefix(DROP_FIELD))
+    if name not in FAULTS:
+        raise InvalidField(
+            f"no fault {name!r}; expected one of {', '.join(FAULTS)}", setting="inject"
+        )
+    if name.startswith(_DROP_FIELD):
+        return _Unmoved([name.removeprefix(_DROP_FIELD)], settings.block_size)
+    if name == "stale-row":
+        # Not its block table: an engine refuses a step in which two rows write to one KV block.
+        fields = moving_fields(settings).values()
+        fixed = [field.name for field in fields if field.kind is Kind.ROW]
+        return _Unmoved(fixed, settings.block_size)
     kinds: dict[str, type[Faults]] = {
         "swap-features": _SwapFeatures,
         "shift-features": _ShiftFeatures,
         "shift-positions": _ShiftPositions,
-        "stale-row": _StaleRow,
     }
-    if name not in kinds:
-        raise InvalidField(
-            f"no fault {name!r}; expected one of {', '.join(SIMPLE)}, {DROP_FIELD}NAME",
-            setting="inject",
-        )
     return kinds[name]()
 
 
@@ -99,14 +112,15 @@ class _ShiftFeatures(Faults):
 
 
 class _ShiftPositions(Faults):
-    """The rotary positions of one prompt chunk are one token late."""
+    """The rotary positions of one prompt chunk with media are one token late."""
 
     def positions(self, order: BatchOrder, positions: IntArray) -> IntArray:
         for row in np.flatnonzero(order.classes != DECODE).tolist():
             start, stop = order.query_start[row], order.query_start[row + 1]
             chunk = positions[:, start:stop]
             shifted = np.roll(chunk, 1, axis=1)
-            if not self.happened and np.ptp(chunk - chunk[:1]) > 0:
+            has_media = bool((chunk != chunk[0]).any())
+            if not self.happened and has_media and not np.array_equal(chunk, shifted):
                 positions = positions.copy()
                 positions[:, start:stop] = shifted
                 self.happened = True
@@ -114,16 +128,23 @@ class _ShiftPositions(Faults):
 
 
 class _Unmoved(Faults):
-    """Some rows of some fields are left behind by a move."""
+    """One moved decode finds in some fields what was in its new row before.
 
-    def __init__(self) -> None:
+    Args:
+        names: the fields.
+        block_size: tokens a KV block.
+    """
+
+    def __init__(self, names: Sequence[str], block_size: int) -> None:
+        self._names = names
+        self._block_size = block_size
         self._mend: tuple[str, int, HostArray] | None = None
 
     def apply(self, vl: HostBatch, plan: BatchPlan) -> BatchOrder:
         row = None if self.happened else self._victim(vl, plan)
         if row is None:
             return vl.batch.apply(plan)
-        stale = {name: vl.batch[name][row].copy() for name in self._names(vl)}
+        stale = {name: vl.batch[name][row].copy() for name in self._names}
         order = vl.batch.apply(plan)
         for name, value in stale.items():
             if vl.batch.registry[name].kind is Kind.RAGGED:
@@ -139,69 +160,32 @@ class _Unmoved(Faults):
             vl.batch[name][row] = value
             self._mend = None
 
-    def _names(self, vl: HostBatch) -> list[str]:
-        raise NotImplementedError
-
     def _victim(self, vl: HostBatch, plan: BatchPlan) -> int | None:
         """New row of a moved decode whose stale fields differ from what it should get."""
         moves = plan.moves
         pairs: list[tuple[int, int]] = np.stack([moves.sources, moves.destinations], 1).tolist()
         for source, row in pairs:
-            if row < plan.order.num_reqs and plan.order.classes[row] == DECODE:
-                names = self._names(vl)
-                differs = any(
-                    not np.array_equal(vl.batch[n][source], vl.batch[n][row]) for n in names
-                )
-                if differs and ("block_table" not in names or _runs_on(vl, plan, row)):
-                    return row
+            if row >= plan.order.num_reqs or plan.order.classes[row] != DECODE:
+                continue
+            differs = any(
+                not np.array_equal(vl.batch[n][source], vl.batch[n][row]) for n in self._names
+            )
+            if differs and ("block_table" not in self._names or self._runs_on(vl, plan, row)):
+                return row
         return None
 
+    def _runs_on(self, vl: HostBatch, plan: BatchPlan, row: int) -> bool:
+        """Whether an engine runs the step with a stale block table.
 
-def _runs_on(vl: HostBatch, plan: BatchPlan, row: int) -> bool:
-    """Whether an engine runs the step with a stale block table.
-
-    It does if the table is long enough and no token of another row is written to the same place.
-    """
-    order, tables = plan.order, vl.batch["block_table"]
-    block_size = -(-vl.batch.max_model_len // tables.shape[1])
-    old_row = np.arange(len(tables))
-    old_row[plan.moves.destinations] = plan.moves.sources
-    old_row[row] = row  # the fault
-    blocks = tables[old_row[order.row_of_token], order.token_indices // block_size]
-    places = blocks.astype(np.int64) * block_size + order.token_indices % block_size
-    needed = int(order.computed[row]) // block_size + 1
-    return bool((tables[row, :needed] >= 0).all()) and len(np.unique(places)) == len(places)
-
-
-class _StaleRow(_Unmoved):
-    """One moved decode keeps what was in its new row, in all fields of fixed shape.
-
-    Not its block table: an engine refuses a step in which two rows write to one KV block.
-    """
-
-    def _names(self, vl: HostBatch) -> list[str]:
-        fields = vl.batch.registry.values()
-        return [
-            f.name for f in fields
-            if f.residency == "rows" and f.is_per_request and f.kind is Kind.ROW
-        ]  # fmt: skip
-
-
-class _DropField(_Unmoved):
-    """One field is forgotten by one move."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self._name = name
-
-    def _names(self, vl: HostBatch) -> list[str]:
-        field = vl.batch.registry[self._name]
-        if field.residency != "rows" or not field.is_per_request:
-            movable = [
-                f.name for f in vl.batch.registry.values()
-                if f.residency == "rows" and f.is_per_request
-            ]  # fmt: skip
-            raise InvalidField(
-                f"field {self._name!r} never moves; expected one of {movable}", setting="inject"
-            )
-        return [self._name]
+        It does if the table is long enough and no token of another row is written to the same
+        place.
+        """
+        order, tables = plan.order, vl.batch["block_table"]
+        old_row = np.arange(len(tables))
+        old_row[plan.moves.destinations] = plan.moves.sources
+        old_row[row] = row  # the fault
+        blocks = tables[old_row[order.row_of_token], order.token_indices // self._block_size]
+        offsets = order.token_indices % self._block_size
+        places = blocks.astype(np.int64) * self._block_size + offsets
+        needed = int(order.computed[row]) // self._block_size + 1
+        return bool((tables[row, :needed] >= 0).all()) and len(np.unique(places)) == len(places)

@@ -67,6 +67,7 @@ class PaddleEngine:
     Attributes:
         hidden_size: width of a feature row.
         vocab_size: width of a row of logits.
+        text_config: PaddleFormers' configuration of the text layers.
 
     Raises:
         VlbatchError: the folder holds no Qwen2.5-VL, or the device is not there.
@@ -96,8 +97,16 @@ class PaddleEngine:
         self._patch_dim: int = (
             vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
         )
-        self._cache = KVCache.empty(
-            num_layers=text.num_hidden_layers,
+        self.text_config = text
+        self._blocks = (num_blocks, block_size)
+        self._cache = self.make_cache(text.num_hidden_layers)
+
+    def make_cache(self, num_layers: int) -> KVCache:
+        """Allocate keys and values of more layers of this shape, for the same block tables."""
+        num_blocks, block_size = self._blocks
+        text = self.text_config
+        return KVCache.empty(
+            num_layers=num_layers,
             num_blocks=num_blocks,
             block_size=block_size,
             num_heads=text.num_attention_heads,
@@ -137,6 +146,26 @@ class PaddleEngine:
             InvalidField: an index or shape of ``inputs`` is wrong; nothing was written.
             FeatureRowsMismatch: features do not fill ``feature_tokens``; nothing was written.
         """
+        return self.forward_hidden(inputs)[0]
+
+    def forward_hidden(self, inputs: StepInputs) -> tuple[npt.NDArray[np.float32], Tensor]:
+        """Do what ``forward`` does; also return what the logits were computed from.
+
+        Returns:
+            Logits ``[num_logits, vocab]``, and the last hidden states after the final norm,
+            ``[num_tokens, hidden]``, for a draft head.
+        """
+        embeddings, plan = self.prepare(inputs)
+        with paddle.no_grad():
+            hidden = self._run_text(embeddings, inputs.positions, plan)
+            return self.logits(hidden, inputs.logit_tokens), hidden
+
+    def prepare(self, inputs: StepInputs) -> tuple[Tensor, PagedPlan]:
+        """Check the inputs of a step, embed its tokens and plan its attention; writes nothing.
+
+        Raises:
+            InvalidField, FeatureRowsMismatch: see ``forward``.
+        """
         check_inputs(inputs, vocab_size=self.vocab_size)
         features = [_as_tensor(rows) for rows in inputs.features]
         check_feature_rows(
@@ -145,8 +174,7 @@ class PaddleEngine:
         cache = self._cache
         plan = plan_attention(inputs, num_blocks=cache.num_blocks, block_size=cache.block_size)
         with paddle.no_grad():
-            hidden = self._run_text(self._embed(inputs, features), inputs.positions, plan)
-            return self._logits(hidden, inputs.logit_tokens)
+            return self._embed(inputs, features), plan
 
     def _embed(self, inputs: StepInputs, features: Sequence[Tensor]) -> Tensor:
         """Return ``[num_tokens, hidden]``: token embeddings with the features in their places.
@@ -173,7 +201,14 @@ class PaddleEngine:
             paged_step=PagedStep.create(self._cache, plan),
         ).last_hidden_state.squeeze(0)
 
-    def _logits(self, hidden: Tensor, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    def rotary(self, positions: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Return cos and sin ``[3, 1, num_tokens, head_dim]`` of positions ``[3, num_tokens]``."""
+        at = paddle.to_tensor(positions).unsqueeze(1)
+        cos, sin = self._language_model.rotary_emb(self._language_model.embed_tokens.weight, at)
+        return cos, sin
+
+    def logits(self, hidden: Tensor, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """Return logits ``[num_logits, vocab]`` of some rows of hidden states."""
         if not tokens.size:
             return np.empty((0, self.vocab_size), dtype=np.float32)
         logits = self._lm_head(paddle.gather(hidden, paddle.to_tensor(tokens)))

@@ -60,28 +60,28 @@ class PromptBuilder:
     """
 
     def __init__(self, model_dir: Path, limits: MediaLimits = DEFAULT_LIMITS) -> None:
-        try:
-            from tokenizers import Tokenizer
-        except ModuleNotFoundError as error:
-            raise MissingDependency(
-                "prompts need tokenizers: pip install 'vlbatch[run]'"
-            ) from error
         self._limits = limits
         config = read_model_config(model_dir)
-        self._tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+        try:
+            self._pad = {m: int(config[f"{m}_token_id"]) for m in ("image", "video")}
+            self._start = int(config["vision_start_token_id"])
+            self._end = int(config["vision_end_token_id"])
+            self.eos_token_id = int(config["eos_token_id"])
+            self.tokens_per_second = float(config["vision_config"].get("tokens_per_second", 2))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise VlbatchError(
+                f"{model_dir}/config.json is not a Qwen2.5-VL's: {error!r}", setting="model"
+            ) from error
+        self._tokenizer = _load_tokenizer(model_dir / "tokenizer.json")
         self._options = {m: load_options(model_dir, m) for m in ("image", "video")}
-        self._pad = {m: int(config[f"{m}_token_id"]) for m in ("image", "video")}
-        self._start = int(config["vision_start_token_id"])
-        self._end = int(config["vision_end_token_id"])
-        self.eos_token_id = int(config["eos_token_id"])
-        self.tokens_per_second = float(config["vision_config"].get("tokens_per_second", 2))
         self._model_id = _model_id(model_dir)
 
     def build(self, request: Request) -> Prompt:
         """Decode the media of a request, in the order of its marks, and lay out its prompt.
 
         Raises:
-            PlaceholderMismatch: as many marks as media of each kind are expected.
+            PlaceholderMismatch: there are not as many marks as media of each kind, or the text
+                spells a placeholder token.
             MediaError: a picture or clip cannot be used.
         """
         self._limits.check_num_items(
@@ -103,7 +103,7 @@ class PromptBuilder:
             elif part == "<video>":
                 item = self._video(next(videos), len(token_ids) + 1, request.req_id)
             else:
-                token_ids += self._tokenizer.encode(part, add_special_tokens=False).ids
+                token_ids += self._text(part, request.req_id)
                 continue
             pads = [self._pad[item.modality]] * item.length
             token_ids += [self._start, *pads, self._end]
@@ -115,6 +115,17 @@ class PromptBuilder:
         if self.eos_token_id in token_ids:
             token_ids = token_ids[: token_ids.index(self.eos_token_id)]
         return str(self._tokenizer.decode(token_ids))
+
+    def _text(self, text: str, req_id: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        for modality, pad in self._pad.items():
+            if pad in ids:
+                raise PlaceholderMismatch(
+                    f"the prompt's text holds the placeholder token {pad}, and no {modality} for"
+                    f" it; expected <{modality}> marks only",
+                    req_id=req_id,
+                )
+        return ids
 
     def _image(self, path: Path, offset: int, req_id: str) -> Item:
         picture = load_image(path, limits=self._limits, req_id=req_id)
@@ -157,6 +168,17 @@ def read_model_config(model_dir: Path) -> dict[str, Any]:  # Any: JSON
     if not isinstance(config, dict):
         raise VlbatchError(f"{path} is not a JSON object", setting="model")
     return config
+
+
+def _load_tokenizer(path: Path) -> Any:  # Any: tokenizers is optional
+    try:
+        from tokenizers import Tokenizer
+    except ModuleNotFoundError as error:
+        raise MissingDependency("prompts need tokenizers: pip install 'vlbatch[run]'") from error
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise VlbatchError(f"cannot read {path}: {error}", setting="model") from error
 
 
 def _model_id(model_dir: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,20 +42,21 @@ def load_requests(path: Path) -> list[Request]:
         RequestFileError: the file cannot be read, or a line is not a request; names the line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise RequestFileError(f"cannot read {path}: {error}") from error
-    requests = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.strip():
-            requests.append(_parse(line, path, f"{path}:{number}"))
-    return requests
+    # Not splitlines(): it also cuts at separators that JSON allows inside a string.
+    return [
+        _parse(line, path, f"{path}:{number}")
+        for number, line in enumerate(text.split("\n"), start=1)
+        if line.strip()
+    ]
 
 
 def _parse(line: str, path: Path, where: str) -> Request:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestFileError(f"{where}: not JSON: {error}") from error
     if not isinstance(record, dict):
         raise RequestFileError(f"{where}: got {type(record).__name__}; expected a JSON object")
@@ -74,9 +76,9 @@ def _parse(line: str, path: Path, where: str) -> Request:
 
 def _text(record: dict[str, object], key: str, where: str) -> str:
     value = record.get(key)
-    if not isinstance(value, str) or not value:
+    if not _is_text(value):
         raise RequestFileError(f"{where}: {key} is {value!r}; expected a non-empty string")
-    return value
+    return str(value)
 
 
 def _count(record: dict[str, object], key: str, default: int, least: int, where: str) -> int:
@@ -88,6 +90,11 @@ def _count(record: dict[str, object], key: str, default: int, least: int, where:
 
 def _paths(record: dict[str, object], key: str, folder: Path, where: str) -> tuple[Path, ...]:
     value = record.get(key, [])
-    if not isinstance(value, list) or not all(isinstance(p, str) and p for p in value):
+    if not isinstance(value, list) or not all(map(_is_text, value)):
         raise RequestFileError(f"{where}: {key} is {value!r}; expected a list of paths")
     return tuple(folder / p for p in value)
+
+
+def _is_text(value: object) -> bool:
+    """Whether this is a non-empty string without half of a surrogate pair, which JSON can spell."""
+    return isinstance(value, str) and value != "" and not re.search("[\ud800-\udfff]", value)

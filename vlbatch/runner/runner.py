@@ -6,15 +6,17 @@ It orchestrates. What a request is and where it is lives in ``VLBatch``; who is 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from vlbatch.batch import BatchPlan
 from vlbatch.cache import Features
-from vlbatch.errors import VlbatchError
+from vlbatch.errors import DuplicateRequest, InvariantBroken, VlbatchError
 from vlbatch.features import EncodeTask
 from vlbatch.order import BatchOrder
 from vlbatch.runner.faults import Faults
@@ -25,7 +27,10 @@ from vlbatch.runner.scheduler import Job, Scheduler
 from vlbatch.runner.settings import RunSettings
 from vlbatch.runner.state import HostBatch, make_batch, sampling_rows, step_inputs
 
-Logits = npt.NDArray[np.float32]
+Logits: TypeAlias = npt.NDArray[np.float32]
+
+Status: TypeAlias = Literal["waiting", "finished", "refused", "failed"]
+"""``refused``: nothing was computed for it; ``failed``: it left the batch before its end."""
 
 
 @dataclass(slots=True)
@@ -39,6 +44,7 @@ class Result:
         logits: ``[vocab]`` a generated token.
         steps: step in which each token was generated.
         final: declared fields at the end, name -> value.
+        status: ``"waiting"`` until the end.
         error: why it was refused or failed.
     """
 
@@ -48,19 +54,22 @@ class Result:
     logits: list[Logits] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     final: dict[str, object] = field(default_factory=dict)
+    status: Status = "waiting"
     error: VlbatchError | None = None
-
-    @property
-    def status(self) -> str:
-        """``"finished"``, ``"refused"`` (never computed) or ``"failed"``."""
-        if self.error is None:
-            return "finished"
-        return "failed" if self.steps else "refused"
 
 
 @dataclass(slots=True)
 class RunCounters:
-    """Events of a run; see the CLI's JSON."""
+    """Events of a run.
+
+    Attributes:
+        steps: forwards.
+        tokens: computed in all steps.
+        reorders: steps in which a request changed its row.
+        condenses: steps that closed a hole.
+        rows_moved: rows of requests that changed, over all steps.
+        cut_items: request and number of each item that a chunk ended inside of.
+    """
 
     steps: int = 0
     tokens: int = 0
@@ -87,7 +96,12 @@ class Runner:
         prompts: builds prompts for it.
         settings: limits.
         faults: break something on purpose; ``None`` in any honest run.
-        on_step: called after each step.
+
+    Attributes:
+        vl: state of the batch.
+        scheduler: queues and KV blocks.
+        counters: events so far.
+        results: one a request, in the order of the requests.
     """
 
     def __init__(
@@ -97,71 +111,84 @@ class Runner:
         settings: RunSettings,
         *,
         faults: Faults | None = None,
-        on_step: Callable[[Runner], None] | None = None,
     ) -> None:
         self._engine = engine
         self.prompts = prompts
         self._settings = settings
         self._faults = faults or Faults()
-        self._on_step = on_step
         self.vl: HostBatch = make_batch(settings, engine.hidden_size, prompts.tokens_per_second)
         self.scheduler = Scheduler(settings, self.vl)
         self.counters = RunCounters()
-        self.results: dict[str, Result] = {}
-        self.num_done = 0
+        self.results: list[Result] = []
+        self._by_id: dict[str, Result] = {}
 
-    def run(self, requests: Iterable[Request]) -> list[Result]:
-        """Run until nothing is left; results in the order of ``requests``."""
-        arrivals = sorted(self._register(requests), key=lambda result: result.request.arrival)
+    @property
+    def num_done(self) -> int:
+        """Requests that are finished, refused or failed."""
+        return sum(result.status != "waiting" for result in self.results)
+
+    def run(
+        self, requests: Iterable[Request], *, on_step: Callable[[Runner], None] | None = None
+    ) -> list[Result]:
+        """Run until nothing is left; results in the order of ``requests``.
+
+        Args:
+            requests: at most one an id is answered.
+            on_step: called after each step, and where requests were only refused.
+        """
+        fresh = [result for result in map(self._register, requests) if result.error is None]
+        arrivals = deque(sorted(fresh, key=lambda result: result.request.arrival))
         clock = 0
-        while arrivals or self.scheduler.waiting or self.scheduler.running:
+        while arrivals or self.scheduler.has_work:
+            if not self.scheduler.has_work:
+                clock = max(clock, arrivals[0].request.arrival)
             while arrivals and arrivals[0].request.arrival <= clock:
-                self._arrive(arrivals.pop(0))
-            if self.scheduler.waiting or self.scheduler.running:
+                self._arrive(arrivals.popleft())
+            if self.scheduler.has_work:
                 self.step()
             clock += 1
-        return list(self.results.values())
+            if on_step is not None:
+                on_step(self)
+        return self.results
 
-    def _register(self, requests: Iterable[Request]) -> list[Result]:
-        """A result for each request; a second one with an id that is taken is refused at once."""
-        fresh = []
-        for number, request in enumerate(requests):
-            result = Result(request)
-            if request.req_id in self.results:
-                result.error = duplicate_in_file(request.req_id)
-                self.results[f"{request.req_id}#{number}"] = result
-                self.num_done += 1
-            else:
-                self.results[request.req_id] = result
-                fresh.append(result)
-        return fresh
+    def _register(self, request: Request) -> Result:
+        """A result for a request; a second one with an id that is taken is refused at once."""
+        result = Result(request)
+        self.results.append(result)
+        if self._by_id.setdefault(request.req_id, result) is not result:
+            _end(result, "refused", DuplicateRequest(
+                "is there twice; expected unique ids", req_id=request.req_id
+            ))  # fmt: skip
+        return result
 
     def _arrive(self, result: Result) -> None:
         """Build the prompt of a request and let it wait."""
         try:
             result.prompt = self.prompts.build(result.request)
+            self.scheduler.submit(Job(result.request, result.prompt))
         except VlbatchError as error:
-            self._refuse(result.request.req_id, error)
-            return
-        self.scheduler.waiting.append(Job(result.request, result.prompt))
-
-    def _refuse(self, req_id: str, error: VlbatchError) -> None:
-        self.results[req_id].error = error
-        self.num_done += 1
+            _end(result, "refused", error)
 
     def step(self) -> None:
-        """Schedule, encode, move rows, run the model, sample."""
+        """Schedule, encode, move rows, run the model, sample.
+
+        Raises:
+            InvariantBroken: no request can go on, and none was refused.
+        """
         vl = self.vl
         scheduled, refused = self.scheduler.schedule()
         for req_id, error in refused.items():
-            self._refuse(req_id, error)
+            _end(self._by_id[req_id], "refused", error)
         if not scheduled:
+            if not refused:
+                stuck = (*vl.batch.req_ids, *vl.batch.preempted)
+                raise InvariantBroken(f"no request can go on: {stuck}")
             return
         step = vl.begin(scheduled)
         vl.encode(step, self._encode, max_rows=self._settings.encode_rows)
         for req_id, error in step.failed.items():
             self.scheduler.forget(req_id)
-            self._refuse(req_id, error)
+            _end(self._by_id[req_id], "failed", error)
         if not step.scheduled:
             return
         plan = vl.batch.plan(step.scheduled)
@@ -175,8 +202,6 @@ class Runner:
         self._faults.after_forward(vl)
         vl.complete(order)
         self._sample(order, logits)
-        if self._on_step is not None:
-            self._on_step(self)
 
     def _encode(self, tasks: Sequence[EncodeTask]) -> list[Features]:
         patches: list[MediaPatches] = []
@@ -199,7 +224,7 @@ class Runner:
             self._append(req_id, scores[0], self.counters.steps - 1)
 
     def _append(self, req_id: str, scores: Logits, step: int) -> None:
-        batch, result = self.vl.batch, self.results[req_id]
+        batch, result = self.vl.batch, self._by_id[req_id]
         token = int(scores.argmax())
         result.tokens.append(token)
         result.logits.append(scores)
@@ -210,7 +235,7 @@ class Runner:
         if done:
             result.final = {name: batch.read(req_id, name) for name in ("token_ids", "max_tokens")}
             self.scheduler.finish(req_id)
-            self.num_done += 1
+            _end(result, "finished")
         else:
             batch.append(req_id, "token_ids", token)
             batch.write(req_id, "next_token", token)
@@ -224,8 +249,5 @@ class Runner:
                     self.counters.cut_items.add((req_id, number))
 
 
-def duplicate_in_file(req_id: str) -> VlbatchError:
-    """The refusal of a second request with an id of the same file."""
-    from vlbatch.errors import DuplicateRequest
-
-    return DuplicateRequest("is in the file twice; expected unique ids", req_id=req_id)
+def _end(result: Result, status: Status, error: VlbatchError | None = None) -> None:
+    result.status, result.error = status, error

@@ -1,7 +1,12 @@
 """First come, first served, with budgets of tokens, rows, encoder work and KV blocks.
 
-Running requests go first, in order of arrival; then waiting ones are admitted while there is
-room. When blocks run out, the latest arrival among the running is preempted (recompute).
+Rules
+- Running requests go first, in order of arrival; then waiting ones are admitted, in order of
+  arrival, while there is room.
+- When KV blocks run out, the latest arrival among the running is preempted (recompute); nobody is
+  admitted in such a step.
+- The earliest arrival goes on in every step, so every request comes to its end: no one takes its
+  blocks, and what it is first to ask of the encoder cache, later arrivals make room for.
 """
 
 from __future__ import annotations
@@ -9,7 +14,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from vlbatch.errors import OutOfBlocks, VlbatchError
+import numpy as np
+
+from vlbatch.errors import InvariantBroken, OutOfBlocks, PromptTooLong, VlbatchError
 from vlbatch.runner.blocks import BlockPool
 from vlbatch.runner.prompt import Prompt
 from vlbatch.runner.requests import Request
@@ -34,8 +41,8 @@ class Scheduler:
     """Queues of a run.
 
     Attributes:
-        waiting: arrived, not in the batch; preempted ones in front.
-        running: in the batch, in order of first admission.
+        waiting: arrived, not in the batch; preempted ones in front. In order of arrival.
+        running: in the batch, in order of arrival; all of them arrived before the waiting.
         pool: free KV blocks.
         num_preemptions: so far.
     """
@@ -49,16 +56,27 @@ class Scheduler:
         self.running: list[Job] = []
         self.num_preemptions = 0
 
-    def check(self, job: Job) -> None:
-        """Refuse a request that could never run.
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is waiting or running."""
+        return bool(self.waiting or self.running)
+
+    def submit(self, job: Job) -> None:
+        """Let a request wait for its turn, or refuse one that could never run.
 
         Raises:
+            PromptTooLong: longer than ``max_model_len``, or empty.
             OutOfBlocks: it needs more KV blocks than there are.
         """
-        longest = min(
-            len(job.prompt.token_ids) + job.request.max_tokens, self._settings.max_model_len
-        )
-        needed = self.pool.blocks_for(longest)
+        num_tokens, most = len(job.prompt.token_ids), self._settings.max_model_len
+        if not 0 < num_tokens <= most:
+            raise PromptTooLong(
+                f"has {num_tokens} prompt tokens; expected 1..{most}",
+                req_id=job.req_id,
+                setting="max_model_len",
+            )
+        # The last token that a request generates is never computed.
+        needed = self.pool.blocks_for(min(num_tokens + job.request.max_tokens - 1, most))
         if needed > self.pool.num_blocks:
             raise OutOfBlocks(
                 f"needs up to {needed} KV blocks of {self.pool.block_size} tokens; there are"
@@ -66,22 +84,41 @@ class Scheduler:
                 req_id=job.req_id,
                 setting="kv_blocks",
             )
+        self.waiting.append(job)
 
+    def finish(self, req_id: str) -> None:
+        """Let a running request go: its blocks, its row, its references."""
+        self._vl.remove(req_id)
+        self.forget(req_id)
+
+    def forget(self, req_id: str) -> None:
+        """Drop a request that has left the batch."""
+        self.running = [job for job in self.running if job.req_id != req_id]
+
+    # -- a step ------------------------------------------------------------------------------
     def schedule(self) -> tuple[dict[str, int], dict[str, VlbatchError]]:
-        """Decide one step: admit, preempt, give KV blocks.
+        """Decide one step: preempt, give KV blocks, admit.
 
         Returns:
             ``(scheduled, refused)``: req_id -> tokens; req_id -> why it was not admitted.
         """
-        scheduled: dict[str, int] = {}
-        refused: dict[str, VlbatchError] = {}
         preemptions = self.num_preemptions
-        for job in list(self.running):
-            if job in self.running:  # not preempted by an earlier one
-                self._grant(job, scheduled)
+        scheduled = self._grant_running()
+        refused: dict[str, VlbatchError] = {}
         if self.num_preemptions == preemptions:  # else blocks are short
             self._admit(scheduled, refused)
         return scheduled, refused
+
+    def _grant_running(self) -> dict[str, int]:
+        """Schedule the running in order of arrival; the latest may be preempted on the way."""
+        scheduled: dict[str, int] = {}
+        for job in list(self.running):
+            if job not in self.running:  # preempted, and so is every later one
+                break
+            tokens = self._want(job, scheduled)
+            if tokens and self._make_room(job, tokens):
+                scheduled[job.req_id] = tokens
+        return scheduled
 
     def _budget(self, scheduled: dict[str, int]) -> int:
         return self._settings.token_budget - sum(scheduled.values())
@@ -92,38 +129,40 @@ class Scheduler:
         wanted = min(remaining, self._settings.chunk, self._budget(scheduled))
         if wanted < 1:
             return 0
-        return self._vl.ask({**scheduled, job.req_id: wanted})[job.req_id]
+        fit = self._vl.ask({**scheduled, job.req_id: wanted})
+        # What this request needs from the cache is evicted last, and so perhaps in its place
+        # something that an earlier one was promised.
+        if any(fit[req_id] < tokens for req_id, tokens in scheduled.items()):
+            return 0
+        return fit[job.req_id]
 
-    def _grant(self, job: Job, scheduled: dict[str, int]) -> None:
-        """Schedule a running request, preempting later arrivals for its KV blocks if needed."""
-        tokens = self._want(job, scheduled)
-        if tokens < 1:
-            return
+    def _make_room(self, job: Job, tokens: int) -> bool:
+        """Give KV blocks, preempting the latest arrivals for them; False if that is the job."""
         while not self._give_blocks(job, tokens):
             victim = self.running[-1]
-            self._preempt(victim, scheduled)
+            self._preempt(victim)
             if victim is job:
-                return
-        scheduled[job.req_id] = tokens
+                return False
+        return True
 
     def _give_blocks(self, job: Job, tokens: int) -> bool:
         """Extend a request's block table to hold its next chunk; False if too few are free."""
         batch = self._vl.batch
         needed = self.pool.blocks_for(batch.computed_of(job.req_id) + tokens)
-        missing = needed - self.pool.num_taken(job.req_id)
+        missing = needed - len(self.pool.blocks_of(job.req_id))
         if not self.pool.can_take(missing):
             return False
         if missing > 0:
             batch.append(job.req_id, "block_table", self.pool.take(job.req_id, missing))
         return True
 
-    def _preempt(self, job: Job, scheduled: dict[str, int]) -> None:
+    def _preempt(self, job: Job) -> None:
         self._vl.preempt(job.req_id)
         self.running.remove(job)
         self.waiting.appendleft(job)
-        scheduled.pop(job.req_id, None)
         self.num_preemptions += 1
 
+    # -- admission ---------------------------------------------------------------------------
     def _admit(self, scheduled: dict[str, int], refused: dict[str, VlbatchError]) -> None:
         """Admit waiting requests in order, as far as rows, tokens and blocks go."""
         while (
@@ -156,7 +195,6 @@ class Scheduler:
         if job.req_id in self._vl.batch.preempted:
             self._vl.resume(job.req_id)
             return
-        self.check(job)
         token_ids = job.prompt.token_ids
         self._vl.add(
             job.req_id,
@@ -168,11 +206,27 @@ class Scheduler:
             },
         )
 
-    def finish(self, req_id: str) -> None:
-        """Let a running request go: its blocks, its row, its references."""
-        self._vl.remove(req_id)
-        self.forget(req_id)
+    def check(self) -> None:
+        """Verify that queues, pool and batch agree.
 
-    def forget(self, req_id: str) -> None:
-        """Drop a request that has left the batch."""
-        self.running = [job for job in self.running if job.req_id != req_id]
+        Raises:
+            InvariantBroken: naming the requests, or the request and its blocks.
+        """
+        self.pool.check()
+        batch = self._vl.batch
+        running = {job.req_id for job in self.running}
+        if running != set(batch.req_ids):
+            raise InvariantBroken(f"running {sorted(running)}; the batch has {batch.req_ids}")
+        waiting = {job.req_id for job in self.waiting}
+        if not waiting.issuperset(batch.preempted) or waiting & running:
+            raise InvariantBroken(
+                f"waiting {sorted(waiting)}, running {sorted(running)}; preempted {batch.preempted}"
+            )
+        taken = self.pool.num_blocks - self.pool.num_free
+        tables = {req_id: self.pool.blocks_of(req_id) for req_id in running}
+        if sum(map(len, tables.values())) != taken:
+            raise InvariantBroken(f"{taken} KV blocks are taken; the running have {tables}")
+        for req_id, blocks in tables.items():
+            table = batch.read(req_id, "block_table")
+            if not np.array_equal(np.asarray(table), blocks):
+                raise InvariantBroken(f"block table {table}; expected {blocks}", req_id=req_id)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from vlbatch.errors import InvalidField
 from vlbatch.order import OrderPolicy
 
+_INT32_MAX = 2**31 - 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
@@ -38,12 +40,16 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         """Refuse settings with which no step can be made."""
+        if self.cache_bytes < 1:
+            raise InvalidField(f"got {self.cache_bytes}; expected >= 1", setting="cache_bytes")
         for name in (
-            "max_num_seqs", "chunk", "token_budget", "kv_blocks", "block_size",
-            "max_model_len", "cache_bytes", "encode_rows",
+            "max_num_seqs", "chunk", "token_budget", "kv_blocks", "block_size", "max_model_len",
+            "encode_rows",
         ):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise InvalidField(f"got {getattr(self, name)}; expected >= 1", setting=name)
+            if not 1 <= getattr(self, name) <= _INT32_MAX:  # as kernels count them
+                raise InvalidField(
+                    f"got {getattr(self, name)}; expected 1..{_INT32_MAX}", setting=name
+                )
         if self.token_budget < self.max_num_seqs:
             raise InvalidField(
                 f"a step has room for {self.token_budget} tokens, but up to"

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from vlbatch.backends import NumpyBackend
 from vlbatch.batch import InputBatch
 from vlbatch.cache import EncoderCache
+from vlbatch.errors import InvalidField
 from vlbatch.features import FeatureInputs, FeatureSpec, FeatureStore
 from vlbatch.fields import Field, ragged, row
 from vlbatch.order import DECODE, BatchOrder
@@ -39,6 +40,12 @@ def declare_fields(settings: RunSettings) -> list[Field]:
     ]  # fmt: skip
 
 
+def moving_fields(settings: RunSettings) -> dict[str, Field]:
+    """Declared fields that move with the rows of the batch, by name."""
+    fields = declare_fields(settings)
+    return {f.name: f for f in fields if f.is_per_request and f.residency == "rows"}
+
+
 def make_batch(settings: RunSettings, hidden_size: int, tokens_per_second: float) -> HostBatch:
     """Make the state of a run."""
     batch = InputBatch(
@@ -49,13 +56,30 @@ def make_batch(settings: RunSettings, hidden_size: int, tokens_per_second: float
         policy=settings.order,
         stable=settings.stable,
     )
-    cache = EncoderCache(max_bytes=settings.cache_bytes, row_bytes=hidden_size * FEATURE_BYTES)
+    cache = make_cache(settings, hidden_size)
     features = FeatureStore(
         cache,
         encode_rows=settings.encode_rows,
         spec=FeatureSpec(hidden_size=hidden_size, dtype="float32"),
     )
     return VLBatch(batch, features, family="qwen2_5_vl", tokens_per_second=tokens_per_second)
+
+
+def make_cache(settings: RunSettings, hidden_size: int) -> EncoderCache:
+    """Make the encoder cache; its refusals name the run's own setting.
+
+    Raises:
+        InvalidField: the budget holds no feature row.
+    """
+    row_bytes = hidden_size * FEATURE_BYTES
+    if settings.cache_bytes < row_bytes:
+        raise InvalidField(
+            f"got {settings.cache_bytes} bytes; a feature row of this model has {row_bytes}",
+            setting="cache_bytes",
+        )
+    cache = EncoderCache(max_bytes=settings.cache_bytes, row_bytes=row_bytes)
+    cache.setting = "cache_bytes"
+    return cache
 
 
 def step_inputs(

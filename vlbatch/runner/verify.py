@@ -35,7 +35,7 @@ class Mismatch:
 def compare(
     results: Iterable[Result], answer: Callable[[Result], Answer]
 ) -> tuple[list[str], list[Mismatch]]:
-    """Compare every computed result with the answer that it gets alone.
+    """Compare every finished request with the answer that it gets alone.
 
     Returns:
         ``(verified, mismatches)``: requests that agree; first differences, earliest step first.
@@ -43,7 +43,7 @@ def compare(
     verified: list[str] = []
     mismatches: list[Mismatch] = []
     for result in results:
-        if result.prompt is None or not result.steps:
+        if result.status != "finished":
             continue
         found = _first_difference(result, answer(result))
         if found is None:
@@ -65,18 +65,16 @@ def _first_difference(result: Result, alone: Answer) -> Mismatch | None:
             if result.tokens[i] != alone.tokens[i]:
                 what += f", token {result.tokens[i]} instead of {alone.tokens[i]}"
             return Mismatch(req_id, step, i, what)
-    if result.error is None:
-        return _end_difference(result, alone)
-    return None
+    return _end_difference(result, alone)
 
 
 def _end_difference(result: Result, alone: Answer) -> Mismatch | None:
-    """Compare where a finished request ended, and its fields."""
+    """Compare where a request ended, and its fields."""
     req_id, step, count = result.request.req_id, result.steps[-1], len(result.tokens)
     if count < len(alone.tokens):
         what = f"ends; alone it goes on with token {alone.tokens[count]}"
         return Mismatch(req_id, step, count, what)
-    assert result.prompt is not None  # noqa: S101 (it was computed)
+    assert result.prompt is not None  # noqa: S101 (it is finished)
     expected = {
         "token_ids": [*result.prompt.token_ids.tolist(), *result.tokens[:-1]],
         "max_tokens": result.request.max_tokens,

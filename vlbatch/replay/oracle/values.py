@@ -138,6 +138,7 @@ class ObservedState:
         usage: used, free and reclaimable feature rows of the cache.
         entries: key -> feature rows, whether they can be read, occurrences that refer to it.
         deltas: request -> position minus index past its media.
+        mirror: keys that a second store holds which follows only what was encoded and freed.
 
     """
 
@@ -153,6 +154,7 @@ class ObservedState:
     usage: tuple[int, int, int] = (0, 0, 0)
     entries: dict[Key, tuple[int, bool, frozenset[Occurrence]]] = field(default_factory=dict)
     deltas: dict[str, int] = field(default_factory=dict)
+    mirror: list[Key] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

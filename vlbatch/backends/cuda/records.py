@@ -1,0 +1,187 @@
+"""What the kernels read: a table of slices, built once, and a record of int32 words a step.
+
+``kernels.cu`` says what each means. Nothing here needs CUDA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from vlbatch.backends.base import Indices
+from vlbatch.backends.dtypes import HostArray
+from vlbatch.backends.mover import RaggedRows, RowArrays
+from vlbatch.errors import InvalidField
+
+if TYPE_CHECKING:
+    from vlbatch.order.moves import RowMoves
+
+S = TypeVar("S")
+
+Words = npt.NDArray[np.int32]
+
+RECORD_WORDS = 1000
+"""Longest record that is passed by value: all arguments of a launch together fit 4 KB."""
+
+HEADER_WORDS = 4
+SLICE_BYTES = 256
+
+SLICE = np.dtype(
+    [
+        ("base", "<u8"), ("stride", "<i8"), ("bytes", "<i4"), ("column", "<i4"),
+        ("ragged", "<i4"), ("log2_word", "<i4"), ("num_remapped_rows", "<i4"),
+        ("remapped_bytes", "<i4"), ("is_moved", "<i4"), ("unused", "<i4"), ("fill", "u1", (16,)),
+    ]
+)  # fmt: skip
+"""``struct Slice`` of the kernels."""
+
+
+# Any: dtypes differ from field to field
+def build_slices(rows: RowArrays[S], address: Callable[[S], int]) -> npt.NDArray[Any]:
+    """Cut the columns of all row-resident arrays into slices, one a block.
+
+    Args:
+        rows: groups are ``[fields, rows, ...]``, everything contiguous.
+        address: first byte of an array.
+
+    Returns:
+        ``SLICE`` records.
+
+    Raises:
+        InvalidField: a row of 2 GiB or more.
+
+    """
+    remapped = {address(array): dtype for array, dtype in rows.row_valued}
+    tables = []
+    for group in rows.groups:
+        num_rows, *shape = _shape(group.array)[1:]
+        row_bytes = int(np.prod(shape)) * group.default.itemsize
+        for i, default in enumerate(np.ravel(group.default)):
+            first = address(group.array) + i * num_rows * row_bytes
+            table = _field_slices(first, row_bytes, np.asarray(default))
+            if first in remapped:
+                table["num_remapped_rows"] = num_rows
+                table["remapped_bytes"] = remapped.pop(first).itemsize
+            tables.append(table)
+    for i, ragged in enumerate(rows.ragged):
+        row_bytes = ragged.width * ragged.default.itemsize
+        table = _field_slices(address(ragged.array), row_bytes, ragged.default)
+        table["ragged"] = i
+        tables.append(table)
+    for array, dtype in rows.row_valued:  # those of the whole batch: entries stay in place
+        if address(array) in remapped:
+            num_bytes = int(np.prod(_shape(array))) * dtype.itemsize
+            table = _field_slices(address(array), num_bytes, np.zeros((), dtype))
+            table["is_moved"] = 0
+            table["num_remapped_rows"] = 1
+            table["remapped_bytes"] = dtype.itemsize
+            tables.append(table)
+    return np.concatenate([*tables, np.zeros(0, SLICE)])
+
+
+def _shape(array: object) -> tuple[int, ...]:
+    return tuple(array.shape)  # type: ignore[attr-defined]  # every array library has it
+
+
+def _field_slices(first: int, row_bytes: int, default: HostArray) -> npt.NDArray[Any]:
+    if row_bytes >= 2**31:
+        raise InvalidField(f"a field has {row_bytes} bytes a row; expected less than 2 GiB")
+    columns = np.arange(0, row_bytes, SLICE_BYTES)
+    table = np.zeros(len(columns), SLICE)
+    table["base"] = first + columns
+    table["stride"] = row_bytes
+    table["bytes"] = np.minimum(row_bytes - columns, SLICE_BYTES)
+    table["column"] = columns
+    table["ragged"] = -1
+    table["log2_word"] = _log2_word(first | row_bytes)
+    table["is_moved"] = 1
+    table["fill"] = np.full(16 // default.itemsize, default).view(np.uint8)
+    return table
+
+
+def _log2_word(multiple: int) -> int:
+    """Widest load, up to 16 bytes, of which the number is a multiple."""
+    multiple |= 16
+    return (multiple & -multiple).bit_length() - 1
+
+
+def num_move_words(moves: RowMoves, num_ragged: int) -> int:
+    """Length of the record of some moves."""
+    num_ops = len(moves.sources) + len(moves.vacated)
+    return HEADER_WORDS + (2 + num_ragged) * num_ops
+
+
+def write_moves(record: Words, moves: RowMoves, ragged: Sequence[RaggedRows[S]]) -> None:
+    """Write the record of some moves, and bring the ragged lengths to their new rows."""
+    num_moves, num_vacated = len(moves.sources), len(moves.vacated)
+    num_ops = num_moves + num_vacated
+    record[0] = num_ops
+    record[1] = len(moves.new_row_of)
+    at = HEADER_WORDS
+    record[at : at + num_moves] = moves.destinations
+    record[at + num_ops : at + num_ops + num_moves] = moves.sources
+    if num_vacated:
+        record[at + num_moves : at + num_ops] = moves.vacated
+        record[at + num_ops + num_moves : at + 2 * num_ops] = -1
+    at += 2 * num_ops
+    for rows in ragged:
+        lengths = rows.lengths
+        moved = lengths.take(moves.sources)
+        # as far as the source is valid, and over all that the destination held
+        widths = np.maximum(moved, lengths.take(moves.destinations))
+        record[at : at + num_moves] = widths * rows.default.itemsize
+        if num_vacated:
+            stale = lengths.take(moves.vacated)
+            record[at + num_moves : at + num_ops] = stale * rows.default.itemsize
+            lengths[moves.vacated] = 0
+        lengths[moves.destinations] = moved
+        at += num_ops
+
+
+def feature_runs(
+    addresses: Sequence[int], num_rows: Sequence[int], tokens: Indices, row_bytes: int
+) -> tuple[Indices, Indices, Indices]:
+    """Join feature rows that lie one after the other and go to consecutive tokens.
+
+    Args:
+        addresses: first byte of each segment of feature rows.
+        num_rows: rows of each segment; those without any are left out.
+        tokens: token of every feature row, segment after segment.
+        row_bytes: bytes of a feature row.
+
+    Returns:
+        int64 ``[num_runs]`` each: address of the run's first row, its number, its token.
+
+    """
+    counts = np.asarray(num_rows, np.int64)
+    first_addresses = np.asarray(addresses, np.int64)[counts > 0]
+    starts = (np.cumsum(counts) - counts)[counts > 0]
+    is_first = np.ones(len(tokens), dtype=np.bool_)
+    np.not_equal(tokens[1:], tokens[:-1] + 1, out=is_first[1:])
+    is_first[starts] = True
+    first_rows = np.flatnonzero(is_first)
+    segments = np.searchsorted(starts, first_rows, side="right") - 1
+    offsets = (first_rows - starts[segments]) * row_bytes
+    return first_addresses[segments] + offsets, first_rows, tokens[first_rows]
+
+
+def num_feature_words(num_runs: int) -> int:
+    """Length of the record of some runs of features."""
+    return HEADER_WORDS + 4 * num_runs
+
+
+def write_features(
+    record: Words, runs: tuple[Indices, Indices, Indices], num_rows: int, multiple: int
+) -> None:
+    """Write the record of a step's features; ``multiple`` has every bit of sizes and addresses."""
+    addresses, first_rows, first_tokens = runs
+    num_runs = len(addresses)
+    multiple |= int(np.bitwise_or.reduce(addresses)) if num_runs else 0
+    record[:HEADER_WORDS] = (num_runs, num_rows, _log2_word(multiple), 0)
+    lists = record[HEADER_WORDS : num_feature_words(num_runs)]
+    lists[: 2 * num_runs] = addresses.view(np.int32)
+    lists[2 * num_runs : 3 * num_runs] = first_rows
+    lists[3 * num_runs :] = first_tokens

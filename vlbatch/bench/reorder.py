@@ -1,0 +1,140 @@
+"""Plan and apply one step's row order: here, and by the methods that engines use today."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from vlbatch.backends import make_backend
+from vlbatch.batch import InputBatch
+from vlbatch.bench.harness import Timing, measure
+from vlbatch.bench.peers import CycleSwaps, IndexSelect, PairwiseSwaps, RowMethod, SortGather
+from vlbatch.bench.workload import PROMPT_LEN, Workload
+from vlbatch.integrations.fastdeploy.fields import declare_fields
+
+NUM_REQS = 256
+
+PEERS = {
+    "fastdeploy": "pairwise swaps with clones",
+    "v1": "cycle swaps over numpy rows",
+    "v2": "sort and index gathers",
+    "index_select": "one index_select a field",
+}
+
+
+class Ours:
+    """``InputBatch.plan`` and ``apply`` on one backend."""
+
+    def __init__(self, work: Workload, backend: str = "numpy") -> None:
+        self.batch: InputBatch[Any] = InputBatch(
+            declare_fields(work.sizes),
+            backend=make_backend(backend),
+            capacity=work.num_reqs,
+            max_model_len=work.sizes.max_model_len,
+            num_drafts=work.sizes.num_draft_tokens,
+        )
+        tokens = np.arange(PROMPT_LEN)
+        for number in range(work.num_reqs):
+            self.batch.add(
+                f"r{number}", prompt_len=PROMPT_LEN,
+                fields={"token_ids_all": tokens, "input_ids": tokens},
+            )  # fmt: skip
+        self._schedule = {f"r{number}": 1 for number in range(work.num_reqs)}
+        self.batch.apply(self.batch.plan(self._schedule))
+
+    def step(self, decode: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
+        """Plan and apply; progress is set by hand, outside the timed part of the peers too."""
+        # slot == number: requests were admitted in order and none left
+        np.copyto(self.batch.progress.computed, np.where(decode, PROMPT_LEN, PROMPT_LEN - 1))
+        self.batch.apply(self.batch.plan(self._schedule))
+
+    @property
+    def rows(self) -> list[int]:
+        """Row -> request."""
+        return [int(str(req_id)[1:]) for req_id in self.batch.rows]
+
+
+def methods(work: Workload) -> dict[str, RowMethod]:
+    """Every method that this machine can run, ours first."""
+    found: dict[str, RowMethod] = {
+        "vlbatch": Ours(work),
+        "v1": CycleSwaps(work),
+        "v2": SortGather(work),
+    }
+    for library, (make, select) in _tensor_libraries().items():
+        found[f"fastdeploy {library}"] = PairwiseSwaps(work, make)
+        found[f"index_select {library}"] = IndexSelect(work, make, select)
+    if find_spec("paddle"):
+        found["vlbatch paddle"] = Ours(work, "paddle")
+    return found
+
+
+def _tensor_libraries() -> dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]]:
+    libraries: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {}
+    if find_spec("paddle"):
+        import paddle
+
+        # Paddle lacks index_select for small integers: gather does the same
+        libraries["paddle"] = (paddle.to_tensor, paddle.gather)
+    if find_spec("torch"):
+        import torch
+
+        torch.set_num_threads(1)
+        libraries["torch"] = (torch.tensor, lambda t, index: t.index_select(0, index))
+    return libraries
+
+
+def run_reorder(num_reqs: int = NUM_REQS, *, rounds: int = 100) -> dict[str, object]:
+    """Time every method and check that each put decodes first.
+
+    Returns:
+        Plain data: ``timings`` and ``ratios``, the peer's median over ours.
+    """
+    work = Workload.make(num_reqs)
+    found = methods(work)
+    timings = measure(
+        {
+            name: lambda number, method=method: method.step(work.classes(number))  # type: ignore[misc]  # loop variable bound early
+            for name, method in found.items()
+        },
+        rounds=rounds,
+    )
+    for name, method in found.items():
+        _check_order(name, method, work)
+    ours = timings["vlbatch"].median
+    return {
+        "num_reqs": num_reqs,
+        "timings": {name: as_json(timing) for name, timing in timings.items()},
+        "ratios": _ratios(timings, ours),
+    }
+
+
+def _check_order(name: str, method: RowMethod, work: Workload) -> None:
+    """One more round: a method that is fast and wrong is not timed."""
+    decode = work.classes(0)
+    method.step(decode)
+    flags = decode[method.rows]
+    if sorted(method.rows) != list(range(work.num_reqs)) or np.any(np.diff(flags.astype(int)) > 0):
+        raise AssertionError(f"{name} did not put decodes first: {method.rows}")
+
+
+def _ratios(timings: dict[str, Timing], ours: float) -> dict[str, float]:
+    """Peer's median over ours; of a method in several libraries, its fastest."""
+    ratios = {}
+    for peer in PEERS:
+        medians = [t.median for name, t in timings.items() if name.split()[0] == peer]
+        if medians:
+            ratios[peer] = min(medians) / ours
+    return ratios
+
+
+def as_json(timing: Timing) -> dict[str, float]:
+    """Microseconds, for tables and files."""
+    return {
+        "median_us": timing.median * 1e6,
+        "min_us": timing.minimum * 1e6,
+        "rounds": timing.rounds,
+    }

@@ -1,0 +1,204 @@
+"""FastDeploy's batch fields as declarations: names, shapes, types and defaults, nothing else.
+
+Facts of the upstream's ``InputBatch`` (several public commits). What differs on purpose
+- Fields that only look per-row there are declared as what they hold: cumulative offsets and
+  token-level buffers are rebuilt, lists of row numbers are remapped, ``draft_logits`` is k + 1
+  rows a request.
+- ``rope_emb`` of multimodal requests is not a field: positions are runs and a delta.
+- Fields that the upstream forgets to move (``req_ids``, ``entropy_list``,
+  ``logits_processors_args``, ``max_reply_lens``, ``generated_modality``) are ordinary fields.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vlbatch.fields import (
+    Field,
+    batch_global,
+    cumulative,
+    host,
+    packed,
+    per_draft,
+    ragged,
+    row,
+    row_valued,
+)
+from vlbatch.fields.spec import Residency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldSizes:
+    """Extents of the fields.
+
+    Attributes:
+        max_num_seqs: requests.
+        max_model_len: tokens of a request.
+        max_chunk_tokens: tokens of a request in one step.
+        vocab_size: token ids.
+        block_size: tokens a KV block.
+        enc_dec_block_num: blocks reserved past the longest request.
+        num_draft_tokens: k of speculative decoding, 0 without.
+        max_stop_seqs: stop sequences of a request.
+        stop_seqs_max_len: tokens of a stop sequence.
+        num_blocks: KV blocks of the engine.
+        multimodal: declare the fields of vision-language models too.
+        heavy_residency: where wide fields and Python objects are; ``"rows"`` is in batch order, as
+            upstream.
+        pad_token_id, top_p, temperature, min_length: defaults of the model.
+    """
+
+    max_num_seqs: int
+    max_model_len: int
+    max_chunk_tokens: int
+    vocab_size: int
+    block_size: int = 64
+    enc_dec_block_num: int = 2
+    num_draft_tokens: int = 0
+    max_stop_seqs: int = 5
+    stop_seqs_max_len: int = 8
+    num_blocks: int = 1024
+    multimodal: bool = False
+    heavy_residency: Residency = "slots"
+    pad_token_id: int = 0
+    top_p: float = 0.7
+    temperature: float = 0.95
+    min_length: int = 1
+
+
+def declare_fields(sizes: FieldSizes) -> list[Field]:
+    """The declared fields of a batch of these sizes."""
+    fields = _text(sizes)
+    if sizes.num_draft_tokens:
+        fields += _speculative(sizes)
+    if sizes.multimodal:
+        fields += _multimodal(sizes)
+    return fields
+
+
+def _text(s: FieldSizes) -> list[Field]:
+    heavy = s.heavy_residency
+    max_blocks = -(-s.max_model_len // s.block_size) + s.enc_dec_block_num
+    max_tokens = s.max_num_seqs * s.max_chunk_tokens
+    return [
+        # wide
+        ragged("token_ids_all", s.max_model_len, default=-1, residency=heavy),
+        ragged("input_ids", s.max_chunk_tokens, default=s.pad_token_id, residency=heavy),
+        ragged("bad_tokens", s.vocab_size, default=-1, residency=heavy),
+        ragged(
+            "block_tables", max_blocks, "int32", default=-1, residency=heavy, on_preempt="reset"
+        ),
+        # sampling
+        row("top_p", (1,), "float32", default=s.top_p),
+        row("top_k", (1,), "int64"),
+        host("top_k_list", default=0, residency=heavy),
+        row("min_p", (1,), "float32"),
+        host("min_p_list", default=0.0, residency=heavy),
+        row("temperature", (1,), "float32", default=s.temperature),
+        row("penalty_score", (1,), "float32", default=1.0),
+        row("frequency_score", (1,), "float32"),
+        row("presence_score", (1,), "float32"),
+        row("temp_scaled_logprobs", (1,), "bool"),
+        row("top_p_normalized_logprobs", (1,), "bool"),
+        row("min_dec_len", (1,), "int64", default=s.min_length),
+        row("max_dec_len", (1,), "int64", default=s.max_model_len),
+        row("infer_seed", (1,), "int64"),
+        row("bad_tokens_len", (), "int64", default=1),
+        row("stop_seqs_len", (s.max_stop_seqs,), "int32"),
+        row("stop_seqs", (s.max_stop_seqs, s.stop_seqs_max_len), "int64", default=-1),
+        # lengths and progress
+        row("seq_lens_this_time_buffer", (), "int32"),
+        row("seq_lens_encoder", (), "int32"),
+        row("seq_lens_decoder", (), "int32"),
+        row("step_seq_lens_encoder", (1,), "int32"),
+        row("step_seq_lens_decoder", (1,), "int32"),
+        row("prompt_lens", (1,), "int64"),
+        row("step_idx", (1,), "int64"),
+        row("sampled_token_ids", (1,), "int64", default=-1),
+        row("seq_lens_this_time_cpu", (1,), "int32"),
+        row("is_block_step_cpu", (), "bool"),
+        row("stop_flags", (1,), "bool", default=True),
+        row("next_tokens", (1,), "int64", default=-1),
+        row("is_block_step", (), "bool"),
+        row("is_chunk_step", (), "bool"),
+        row("encoder_block_lens", (), "int32"),
+        row("used_list_len", (), "int32"),
+        row("first_token_ids", (1,), "int64", default=-1),
+        row("ori_seq_lens_encoder", (1,), "int32"),
+        row("system_lens", (1,), "int32"),
+        row("system_ids", (1,), "int32", default=-1),
+        row("preempted_idx", (1,), "int32"),
+        row("last_preempted_idx", (1,), "int32"),
+        row("mask_rollback", (1,), "int32"),
+        row_valued("step_block_list", (s.max_num_seqs,), whole=True),
+        row_valued("recover_block_list", (s.max_num_seqs,), whole=True),
+        row_valued("need_block_list", (s.max_num_seqs,), whole=True),
+        # thinking
+        row("enable_thinking", (1,), "bool", default=True),
+        row("max_think_lens", (1,), "int32", default=-1),
+        row("max_reply_lens", (1,), "int32", default=-1),
+        row("limit_think_status", (1,), "int32"),
+        row("reasoning_status", (1,), "int32"),
+        # host objects
+        host("req_ids", default="", residency=heavy),
+        host("entropy_list", default=list, residency=heavy),
+        host("logits_processors_args", default=dict, residency=heavy),
+        # whole batch
+        batch_global("eos_token_id", (1, 1)),
+        batch_global("not_need_stop", (1,), "bool"),
+        batch_global("not_need_stop_device", (1,), "bool"),
+        batch_global("step_lens", (1,), "int32"),
+        batch_global("recover_lens", (1,), "int32"),
+        batch_global("need_block_len", (1,), "int32"),
+        batch_global("free_list", (s.num_blocks,), "int32"),
+        batch_global("free_list_len", (1,), "int32"),
+        batch_global("inject_token_ids", (1, 1)),
+        batch_global("reasoning_allowed_tokens", (2,)),
+        batch_global("seq_lens_kv", (s.max_num_seqs + 8, 1), "int32"),
+        # rebuilt each step
+        packed("ids_remove_padding", (max_tokens,)),
+        packed(
+            "batch_id_per_token", (max_tokens,), "int32",
+            default=-1, rebuild=lambda order: order.row_of_token,
+        ),
+        cumulative("cu_seqlens_q", lambda order: order.scheduled),
+        cumulative("cu_seqlens_k", lambda order: order.scheduled + order.computed),
+    ]  # fmt: skip
+
+
+def _speculative(s: FieldSizes) -> list[Field]:
+    heavy = s.heavy_residency
+    return [
+        ragged("input_ids_cpu", s.max_model_len, default=-1, residency=heavy),
+        per_draft("accept_tokens"),
+        row("accept_num", (), "int32"),
+        per_draft("draft_tokens", default=-1),
+        row("actual_draft_token_num", (), "int32", default=s.num_draft_tokens),
+        per_draft("step_draft_tokens", default=-1),
+        row("step_seq_lens_this_time", (1,), "int32"),
+        per_draft("draft_logits", (s.vocab_size,), "float32", default=-1, residency=heavy),
+        row("seq_lens_decoder_cpu", (1,), "int32"),
+        row("prompt_lens_cpu", (1,), "int64"),
+        per_draft("accept_tokens_cpu"),
+        row("accept_num_cpu", (), "int32"),
+        cumulative("cu_seqlens_q_output", lambda order: order.scheduled),
+        cumulative("cu_batch_token_offset", lambda order: order.scheduled),
+        packed("batch_id_per_token_output", (s.max_num_seqs * (s.num_draft_tokens + 1),), "int32"),
+    ]
+
+
+def _multimodal(s: FieldSizes) -> list[Field]:
+    heavy = s.heavy_residency
+    return [
+        row("generated_modality", (), "int32", default=-1),
+        host("image_grid_thws", default=list, residency=heavy),
+        host("video_grid_thws", default=list, residency=heavy),
+        host("video_infinity_scales", default=list, residency=heavy),
+        row("attn_mask_offsets_decoder", (1,), "int32", default=-1),
+        ragged(
+            "attn_mask_offsets_full", s.max_model_len, "int32",
+            default=-1, residency=heavy,
+        ),
+        packed("attn_mask_offsets", (s.max_num_seqs * s.max_chunk_tokens,), "int32", default=-1),
+        *([per_draft("decode_states", dtype="int32", default=-1)] if s.num_draft_tokens else []),
+    ]  # fmt: skip
