@@ -1,0 +1,93 @@
+"""Holds fresh prompts back for a moment, so that several prefill together.
+
+Without it prompts that arrive together run one by one beside decodes, and no step is
+prefill-only. It never holds a decode, a later chunk or a resumed request, and never longer than
+its deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+
+from vlbatch.errors import DuplicateRequest, InvalidField
+
+
+@dataclass(slots=True)
+class GateCounters:
+    """What the gate did; times in seconds."""
+
+    released: int = 0
+    by_count: int = 0
+    by_deadline: int = 0
+    total_wait: float = 0.0
+    longest_wait: float = 0.0
+
+
+class PrefillGate:
+    """Prompts waiting for company.
+
+    Args:
+        num_prompts: release as soon as so many wait.
+        max_wait: release when the oldest has waited so long, seconds.
+        clock: returns seconds.
+
+    Attributes:
+        counters: events so far.
+
+    Raises:
+        InvalidField: fewer than one prompt, or a negative wait.
+    """
+
+    def __init__(
+        self, num_prompts: int, max_wait: float, clock: Callable[[], float] = monotonic
+    ) -> None:
+        if num_prompts < 1 or not max_wait >= 0:
+            raise InvalidField(
+                f"got {num_prompts} prompts, {max_wait} seconds; expected >= 1 and >= 0",
+                setting="prefill_gate",
+            )
+        self.num_prompts = num_prompts
+        self.max_wait = max_wait
+        self.counters = GateCounters()
+        self._clock = clock
+        self._since: dict[str, float] = {}  # req_id -> arrival, oldest first
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """Prompts held back, oldest first."""
+        return tuple(self._since)
+
+    def arrive(self, req_id: str) -> None:
+        """Hold a fresh prompt.
+
+        Raises:
+            DuplicateRequest: it waits already.
+        """
+        if req_id in self._since:
+            raise DuplicateRequest("waits at the gate already", req_id=req_id)
+        self._since[req_id] = self._clock()
+
+    def leave(self, req_id: str) -> None:
+        """Forget a prompt that was aborted; one that is not here is ignored."""
+        self._since.pop(req_id, None)
+
+    def release(self) -> tuple[str, ...]:
+        """Let all go if enough wait or the oldest has waited long enough; else nobody."""
+        if not self._since:
+            return ()
+        now = self._clock()
+        waits = [now - since for since in self._since.values()]
+        enough = len(waits) >= self.num_prompts
+        if not enough and waits[0] < self.max_wait:
+            return ()
+        counters = self.counters
+        counters.by_count += enough
+        counters.by_deadline += not enough
+        counters.released += len(waits)
+        counters.total_wait += sum(waits)
+        counters.longest_wait = max(counters.longest_wait, *waits)
+        gone = self.waiting
+        self._since.clear()
+        return gone
