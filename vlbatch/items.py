@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -132,12 +133,7 @@ def _validate_item(item: Item, prompt_len: int, req_id: str) -> None:
 
 def _refuse_shared_places(ordered: Sequence[Item], req_id: str) -> None:
     """Spans may overlap or nest (audio in video) only if no token is a place of two items."""
-    reach = 0
-    clear = True
-    for item in ordered:
-        clear = clear and item.offset >= reach
-        reach = max(reach, item.stop)
-    if clear:
+    if all(item.stop <= following.offset for item, following in pairwise(ordered)):
         return
     owner: dict[int, str] = {}
     for item in ordered:

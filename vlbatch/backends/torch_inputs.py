@@ -71,7 +71,7 @@ class FeatureBuffer:
 
     def _fits(self, features: torch.Tensor) -> bool:
         like = self.embeds
-        alike = features.dtype == like.dtype and features.device == like.device
+        alike = features.dtype == like.dtype and features.get_device() == like.get_device()
         shaped = features.ndim == 2 and features.shape[1] == like.shape[1]
         return bool(alike and shaped and features.is_contiguous())
 
@@ -83,78 +83,84 @@ def _shape(features: object) -> tuple[int, ...]:
 class PositionBuffer:
     """Rotary positions of a step's decode rows, at an address that never changes.
 
+    The arrays that it reads are bound once, as fields of a batch keep their addresses:
+    ``slot_of_row`` is there in every batch, ``query_start`` is a cumulative field.
+
     Args:
         backend: of a CUDA device, with ``vlbatch[cuda]``.
         capacity: slots.
         num_axes: axes of a position.
         num_tokens: most tokens of a step.
+        slot_of_row: int32 ``[rows]``; -1 for a pad row.
+        index_of_row: int32 ``[rows, ...]``, index of each row's first token in its request.
+        query_start: int32 ``[rows + 1]``, first token of each row in the step.
 
     Attributes:
         positions: int64 ``[num_axes, num_tokens]``.
 
     Raises:
+        InvalidField: an array of another dtype, device or size.
         MissingDependency: ``vlbatch[cuda]`` is not installed.
 
     """
 
     def __init__(
-        self, backend: TorchTensorBackend, *, capacity: int, num_axes: int, num_tokens: int
+        self,
+        backend: TorchTensorBackend,
+        *,
+        capacity: int,
+        num_axes: int,
+        num_tokens: int,
+        slot_of_row: torch.Tensor,
+        index_of_row: torch.Tensor,
+        query_start: torch.Tensor,
     ) -> None:
+        num_rows = slot_of_row.numel()
+        bound = {
+            "slot_of_row": (slot_of_row, num_rows),
+            "index_of_row": (index_of_row, num_rows),
+            "query_start": (query_start, num_rows + 1),
+        }
+        for name, (array, size) in bound.items():
+            fits = array.dtype == torch.int32 and array.device == backend.device
+            if not fits or array.numel() != size or not array.is_contiguous():
+                raise InvalidField(
+                    f"{name} is {array.dtype} {tuple(array.shape)} on {array.device}; expected"
+                    f" {size} contiguous int32 on {backend.device}"
+                )
+        self._bound = bound  # keeps their memory alive
+        self._max_rows = num_rows
         self.positions = torch.zeros(num_axes, num_tokens, dtype=torch.int64, device=backend.device)
         self._decode = DecodePositions(
-            backend.kernels(), capacity=capacity, num_axes=num_axes, stream=backend.stream
+            backend.kernels(),
+            capacity=capacity,
+            num_axes=num_axes,
+            out=self.positions.data_ptr(),
+            axis_stride=num_tokens,
+            slot_of_row=slot_of_row.data_ptr(),
+            index_of_row=index_of_row.data_ptr(),
+            query_start=query_start.data_ptr(),
+            stream=backend.stream,
         )
 
     def set_deltas(self, delta_of_slot: npt.NDArray[np.int64]) -> None:
         """Upload ``PositionStore.delta_of_slot`` after requests came or left."""
         self._decode.set_deltas(delta_of_slot)
 
-    def write_decode(
-        self,
-        *,
-        slot_of_row: torch.Tensor,
-        index_of_row: torch.Tensor,
-        query_start: torch.Tensor,
-        num_rows: int,
-        num_tokens: int,
-    ) -> None:
-        """Write index + delta for every token of rows that are past their media.
+    def write_decode(self, num_rows: int, num_tokens: int) -> None:
+        """Write index + delta for every token of the first ``num_rows`` rows.
 
-        One launch, nothing read on the host: it can be captured, with the row and token counts
-        of the captured size. Tokens past the rows' own get 0.
-
-        Args:
-            slot_of_row: int32 ``[>= num_rows]``; -1 for a pad row.
-            index_of_row: int32 ``[>= num_rows]``, index of each row's first token in its request.
-            query_start: int32 ``[> num_rows]``, first token of each row in the step.
-            num_rows: rows, pads included.
-            num_tokens: tokens, pads included.
+        One launch, nothing read on the host: it can be captured, with the counts of the captured
+        size. The rows must be past their media; tokens past theirs get 0.
 
         Raises:
-            InvalidField: an array of another dtype, device or a smaller size, or more tokens than
-                the buffer holds.
+            InvalidField: more rows or tokens than there are.
 
         """
-        needed = {"slot_of_row": (slot_of_row, num_rows), "index_of_row": (index_of_row, num_rows)}
-        needed["query_start"] = (query_start, num_rows + 1)
-        for name, (array, length) in needed.items():
-            fits = array.dtype == torch.int32 and array.device == self.positions.device
-            if not fits or array.numel() < length or not array.is_contiguous():
-                raise InvalidField(
-                    f"{name} is {array.dtype} {tuple(array.shape)} on {array.device}; expected"
-                    f" contiguous int32 [{length}] on {self.positions.device}"
-                )
-        if num_tokens > self.positions.shape[1]:
+        if num_rows > self._max_rows or num_tokens > self.positions.shape[1]:
             raise InvalidField(
-                f"got {num_tokens} tokens; the buffer holds {self.positions.shape[1]}",
+                f"got {num_rows} rows and {num_tokens} tokens; expected at most {self._max_rows}"
+                f" and {self.positions.shape[1]}",
                 setting="num_tokens",
             )
-        self._decode.write(
-            out=self.positions.data_ptr(),
-            axis_stride=self.positions.stride(0),
-            slot_of_row=slot_of_row.data_ptr(),
-            index_of_row=index_of_row.data_ptr(),
-            query_start=query_start.data_ptr(),
-            num_rows=num_rows,
-            num_tokens=num_tokens,
-        )
+        self._decode.write(num_rows, num_tokens)

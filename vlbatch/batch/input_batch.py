@@ -181,6 +181,14 @@ class InputBatch(FieldAccess[E], Generic[E]):
         """Computed tokens of a live request; raises ``UnknownRequest``."""
         return int(self.progress.computed[self._table.slot_of(req_id)])
 
+    def admission_of(self, order: BatchOrder) -> IntArray:
+        """Row of an order -> rank of admission of who has its slot now, -1 for nobody; a copy.
+
+        A rank is never given twice: if it is the same at two moments, so is the request, and it
+        was here all the time in between.
+        """
+        return self._table.admission[order.slots]
+
     def is_live(self, req_id: str) -> bool:
         """Whether the request has a slot."""
         return req_id in self._table.slots

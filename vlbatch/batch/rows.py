@@ -188,6 +188,12 @@ class RowTable:
                     f" rank {self.admission[slot]}, expected >= 0",
                     req_id=req_id,
                 )
+        rows = np.flatnonzero(self.slot_of_row >= 0).tolist()
+        slots = np.flatnonzero(self.row_of_slot >= 0).tolist()
+        if len(rows) != len(self.slots) or len(slots) != len(self.slots):
+            raise InvariantBroken(
+                f"{len(self.slots)} requests, but rows {rows} have a slot and slots {slots} a row"
+            )
         occupied = sum(req_id is not None for req_id in self.rows)
         taken = int(np.count_nonzero(self.admission >= 0))
         if not occupied == taken == len(self.slots):

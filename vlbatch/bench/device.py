@@ -11,8 +11,9 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import click
@@ -35,6 +36,9 @@ NUM_REQS = 256
 MAX_MODEL_LEN = 32768
 HIDDEN_SIZE = 3584
 ROPE_HEAD_DIM = 128
+
+_HOLD_CYCLES = 250_000
+"""Clock cycles of the device in which the host issues a launch, with room to spare."""
 
 Launches = Callable[[], object]
 
@@ -182,6 +186,8 @@ def bandwidths(
 ) -> list[Bandwidth]:
     """Time ``launches`` of each method between two events, in interleaved rounds.
 
+    The device is held back until they are all issued, so that the host's time is not in it.
+
     Args:
         methods: name -> bytes read and written by a launch, and the launch.
         copy: name of the plain copy among them.
@@ -193,6 +199,7 @@ def bandwidths(
     for number in range(rounds + 1):
         for name, (_, method) in methods.items():
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(_HOLD_CYCLES * launches)  # noqa: SLF001 (there is no public one)
             start.record()
             for _ in range(launches):
                 method()
@@ -251,11 +258,11 @@ def time_moves(
     work = Workload(field_sizes(heavy_in_rows=True), Workload.make(NUM_REQS).decode)
     pairwise = PairwiseSwaps(work, backend_tensor)
     select = IndexSelect(work, backend_tensor, lambda t, index: t.index_select(0, index))
-    turn = itertools.count()
+    turns = itertools.count(), itertools.count()
     slow: dict[str, Launches] = {
         "torch, one gather a group": lambda: by_torch.move(moves),
-        "pairwise swaps with clones": lambda: pairwise.step(work.classes(next(turn))),
-        "index_select a field": lambda: select.step(work.classes(next(turn))),
+        "pairwise swaps with clones": lambda: pairwise.step(work.classes(next(turns[0]))),
+        "index_select a field": lambda: select.step(work.classes(next(turns[1]))),
     }
     walls |= wall_times(slow, peer_rounds)
     num_fields = sum(f.is_per_request and f.residency == "rows" for f in storage.registry.values())
@@ -324,16 +331,9 @@ def time_features(
         if not torch.equal(buffers[0].embeds[torch.from_numpy(steps[0].tokens)], expected):
             raise AssertionError("features were not gathered right")
         sources = [torch.randn_like(expected) for _ in range(copies)]
-        turn = itertools.count()
-
-        def gather(steps=steps, buffers=buffers, turn=turn) -> None:  # type: ignore[no-untyped-def]  # bound early
-            at = next(turn) % len(steps)
-            buffers[at].gather(steps[at])
-
-        def copy(sources=sources, buffers=buffers, turn=turn) -> None:  # type: ignore[no-untyped-def]  # bound early
-            at = next(turn) % len(sources)
-            buffers[at].embeds[: len(sources[at])].copy_(sources[at])
-
+        targets = [b.embeds[: len(expected)] for b in buffers]
+        gather = _in_turn([partial(b.gather, s) for b, s in zip(buffers, steps, strict=True)])
+        copy = _in_turn([partial(t.copy_, s) for t, s in zip(targets, sources, strict=True)])
         num_bytes = 2 * num_rows * row_bytes
         found += bandwidths(
             {f"copy {size} MB": (num_bytes, copy), f"features {size} MB": (num_bytes, gather)},
@@ -341,6 +341,12 @@ def time_features(
             launches=4 * copies,
         )
     return found
+
+
+def _in_turn(methods: Sequence[Launches]) -> Launches:
+    """Call the next method each time, over and over."""
+    turns = itertools.cycle(methods)
+    return lambda: next(turns)()
 
 
 def time_inputs(
@@ -351,20 +357,20 @@ def time_inputs(
     buffer = FeatureBuffer(backend, 8192, HIDDEN_SIZE, torch.bfloat16)
     methods: dict[str, Launches] = {"features of a decode step": lambda: buffer.gather(empty)}
     for num_rows in (256, 4096):
-        positions = PositionBuffer(backend, capacity=num_rows, num_axes=3, num_tokens=num_rows)
-        deltas = np.arange(num_rows)
-        positions.set_deltas(deltas)
         slots, indices = (
             torch.randperm(num_rows, device=backend.device).to(torch.int32) for _ in range(2)
         )
-        starts = torch.arange(num_rows + 1, dtype=torch.int32, device=backend.device)
-
-        def write(positions=positions, slots=slots, indices=indices, starts=starts) -> None:  # type: ignore[no-untyped-def]  # bound early
-            positions.write_decode(
-                slot_of_row=slots, index_of_row=indices, query_start=starts,
-                num_rows=len(slots), num_tokens=len(slots),
-            )  # fmt: skip
-
+        positions = PositionBuffer(
+            backend,
+            capacity=num_rows,
+            num_axes=3,
+            num_tokens=num_rows,
+            slot_of_row=slots,
+            index_of_row=indices,
+            query_start=torch.arange(num_rows + 1, dtype=torch.int32, device=backend.device),
+        )
+        positions.set_deltas(np.arange(num_rows))
+        write = partial(positions.write_decode, num_rows, num_rows)
         write()
         if not torch.equal(positions.positions, (slots + indices).long().expand(3, -1)):
             raise AssertionError("positions were not written right")

@@ -22,6 +22,7 @@ from vlbatch.runner import (
     compare,
     load_requests,
     make_answerer,
+    make_drafter,
     make_engine,
     make_faults,
 )
@@ -85,6 +86,15 @@ def _writable(_: click.Context, __: click.Parameter, path: Path | None) -> Path 
     help="Rows in regions decode, extend, prefill; in two, decode and the rest; or in none.",
 )
 @click.option(
+    "--speculative",
+    type=click.Choice(["none", "ngram", "mtp"]),
+    default=_DEFAULTS.speculative,
+    show_default=True,
+    help="Draft tokens from the request's own words, or by the model's draft head.",
+)
+@_setting("draft_tokens", "Most tokens drafted for a decode.")
+@_setting("overlap", "Steps under way before the outputs of a step are read, 0 to 2.")
+@click.option(
     "--verify",
     is_flag=True,
     help="Compare every request with itself alone: same tokens, logits within 1e-3.",
@@ -125,7 +135,8 @@ def run_command(
     folder = model or requests.parent / "tiny-vl"
     prompts = PromptBuilder(folder)
     engine = make_engine("paddle", folder, settings)
-    runner = Runner(engine, prompts, settings, faults=faults)
+    drafter = make_drafter(settings, engine, prompts, folder)
+    runner = Runner(engine, prompts, settings, drafter=drafter, faults=faults)
     with progress_bar(len(jobs)) as on_step:
         results = runner.run(jobs, on_step=on_step)
     if inject is not None and not faults.happened:
@@ -136,7 +147,8 @@ def run_command(
         verified, mismatches = compare(results, make_answerer(engine, prompts, settings))
         if inject is not None and not mismatches:
             raise InvalidField(
-                f"fault {inject} left no trace: a preemption undid it", setting="inject"
+                f"fault {inject} left no trace: what it broke was computed anew",
+                setting="inject",
             )
     print_report(results, runner, verified, mismatches)
     if json_out is not None:

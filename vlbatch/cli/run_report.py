@@ -96,6 +96,16 @@ def _events(results: Sequence[Result], runner: Runner) -> Iterator[str]:
         f" {len(counters.cut_items)} items cut by chunks"
     )
     yield f"encoder: {cache.encoded} encoded, {cache.hits} hits, {cache.evicted} evicted"
+    if counters.drafted:
+        yield (
+            f"drafts: {counters.accepted} of {counters.drafted} tokens accepted;"
+            f" {steps_saved(results)} tokens needed no step of their own"
+        )
+
+
+def steps_saved(results: Sequence[Result]) -> int:
+    """Tokens that came with another token of their request: its steps saved, over all requests."""
+    return sum(len(result.steps) - len(set(result.steps)) for result in results)
 
 
 def answer_text(result: Result, runner: Runner) -> str:
@@ -126,6 +136,11 @@ def to_json(
             "hits": cache.counters.hits,
             "evicted": cache.counters.evicted,
             "peak_bytes": cache.counters.peak_rows * cache.row_bytes,
+        },
+        "speculative": {
+            "drafted": counters.drafted,
+            "accepted": counters.accepted,
+            "steps_saved": steps_saved(results),
         },
         "verified": None if verified is None else not mismatches,
         "verified_requests": None if verified is None else list(verified),

@@ -9,42 +9,22 @@ options of ``load_options`` or ``family_options``; ``identity_key`` names the fe
 encoder cache.
 """
 
-from vlbatch.media.clip import Clip, ClipSource, load_clip
-from vlbatch.media.config import load_options
-from vlbatch.media.embeds import check_embeds
+from vlbatch.media.clip import Clip, load_clip
 from vlbatch.media.identity import embeds_key, identity_key
-from vlbatch.media.image import ImageSource, Picture, load_image
-from vlbatch.media.limits import DEFAULT_LIMITS, MAX_ASPECT_RATIO, MediaLimits
-from vlbatch.media.options import FAMILIES, Family, ProcessorOptions, family_options
-from vlbatch.media.patches import (
-    Patches,
-    PatchGrid,
-    merged_grid,
-    patch_grid,
-    process_clip,
-    process_image,
-)
-from vlbatch.media.pixels import WHITE, Layout, Pixels, Rgb
-from vlbatch.media.resize import smart_resize, smart_resize_clip
+from vlbatch.media.image import Picture, load_image
+from vlbatch.media.limits import DEFAULT_LIMITS, MediaLimits, Origin
+from vlbatch.media.options import ProcessorOptions, family_options, load_options
+from vlbatch.media.patches import Patches, process_clip, process_image
+from vlbatch.media.resize import merged_grid, patch_grid, smart_resize
 
 __all__ = [
     "DEFAULT_LIMITS",
-    "FAMILIES",
-    "MAX_ASPECT_RATIO",
-    "WHITE",
     "Clip",
-    "ClipSource",
-    "Family",
-    "ImageSource",
-    "Layout",
     "MediaLimits",
-    "PatchGrid",
+    "Origin",
     "Patches",
     "Picture",
-    "Pixels",
     "ProcessorOptions",
-    "Rgb",
-    "check_embeds",
     "embeds_key",
     "family_options",
     "identity_key",
@@ -56,5 +36,4 @@ __all__ = [
     "process_clip",
     "process_image",
     "smart_resize",
-    "smart_resize_clip",
 ]

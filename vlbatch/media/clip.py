@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TypeAlias
 
-from vlbatch.media.animation import Frames, read_animation
-from vlbatch.media.image import ImageSource, Picture, load_image, source_name
-from vlbatch.media.limits import DEFAULT_LIMITS, MediaLimits, Origin
-from vlbatch.media.pixels import (
+from PIL import Image
+
+from vlbatch.media.image import (
     WHITE,
-    Layout,
+    ImageSource,
     Pixels,
     Rgb,
-    check_background,
-    check_rgb,
-    frozen,
+    checked_pixels,
+    decode,
+    decoding,
+    load_image,
+    open_image,
+    read_bytes,
+    source_name,
     stack_frames,
 )
-from vlbatch.media.source import open_header, read_bytes
-from vlbatch.media.video import container_of, read_video
+from vlbatch.media.limits import DEFAULT_LIMITS, MediaLimits, Origin
+from vlbatch.media.video import decode_video, is_video
 
-ClipSource: TypeAlias = "str | os.PathLike[str] | bytes | Sequence[ImageSource | Picture]"
-"""A file or folder, an encoded file's bytes, or a list or tuple of the frames in order."""
+ClipSource: TypeAlias = "str | os.PathLike[str] | bytes | Sequence[ImageSource]"
+"""A file or folder, an encoded file's bytes, or pictures in order (an array: ``Clip`` itself)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,24 +51,10 @@ class Clip:
 
     def __post_init__(self) -> None:
         """Refuse anything but non-empty uint8 RGB frames and a positive pace."""
-        check_rgb(self.frames, 4, self.name)
-        _check_pace(self.seconds_per_frame, Origin(self.name))
-        object.__setattr__(self, "frames", frozen(self.frames))
-
-    @property
-    def num_frames(self) -> int:
-        """Number of frames."""
-        return int(self.frames.shape[0])
-
-    @property
-    def height(self) -> int:
-        """Rows of pixels of a frame."""
-        return int(self.frames.shape[1])
-
-    @property
-    def width(self) -> int:
-        """Columns of pixels of a frame."""
-        return int(self.frames.shape[2])
+        object.__setattr__(self, "frames", checked_pixels(self.frames, 4, self.name))
+        if self.seconds_per_frame is not None and not 0 < self.seconds_per_frame < float("inf"):
+            message = f"seconds_per_frame is {self.seconds_per_frame}; expected a positive number"
+            raise Origin(self.name).refusal(message, "seconds_per_frame")
 
 
 def load_clip(
@@ -72,142 +62,105 @@ def load_clip(
     *,
     limits: MediaLimits = DEFAULT_LIMITS,
     background: Rgb = WHITE,
-    layout: Layout | None = None,
     frame_step: int = 1,
-    seconds_per_frame: float | None = None,
     name: str | None = None,
     req_id: str | None = None,
 ) -> Clip:
     """Decode one clip.
 
-    A folder's frames are its visible files in natural order of their names (``f2`` before
-    ``f10``); each must be a picture. Animated GIF, WebP, APNG and AVIF give composited frames; a
-    still picture is a clip of one frame. MP4/MOV, Matroska/WebM and AVI need the ``video`` extra.
-    Frames are used as stored: nothing is resampled in time but by ``frame_step``.
+    Animated GIF, WebP and APNG give composited frames, a still picture is a clip of one. MP4/MOV
+    needs the ``video`` extra. A folder's frames are its visible files, all pictures, in natural
+    order of their names (``f2`` before ``f10``), without a pace.
 
     Args:
         source: see ``ClipSource``.
         limits: checked against declared sizes and counts before anything is decoded.
         background: colour behind transparent places.
-        layout: axes of each frame, for a sequence of arrays; for nothing else.
         frame_step: keep frames 0, ``frame_step``, 2 * ``frame_step``, ...
-        seconds_per_frame: time between two *stored* frames; replaces what the file says.
         name: what to call the clip; a path's own text by default.
         req_id: the request to name in a refusal.
 
     Raises:
-        MediaError: missing, unreadable, truncated, of an unknown format, without a frame, or with
-            frames of different sizes.
+        MediaError: as ``load_image``; or no frame, or frames of different sizes.
         MediaTooLarge: a declared size or count is over a limit.
-        MissingDependency: a video file, and PyAV is not installed.
+        MissingDependency: an MP4, and PyAV is not installed.
     """
     origin = Origin(name or source_name(source), req_id)
-    check_background(background, origin)
-    _check_pace(seconds_per_frame, origin)
     if type(frame_step) is not int or frame_step < 1:
-        raise origin.refusal(
-            f"frame_step is {frame_step!r}; expected a positive integer", "frame_step"
-        )
-
-    if isinstance(source, (str, os.PathLike)) and Path(source).is_dir():
+        message = f"frame_step is {frame_step!r}; expected a positive integer"
+        raise origin.refusal(message, "frame_step")
+    if isinstance(source, (str, os.PathLike)) and os.path.isdir(source):
         source = _frame_files(Path(source), origin)
-    if isinstance(source, (str, os.PathLike, bytes)):
-        data = read_bytes(source, limits, origin)
-        found = _read_file(data, background, frame_step, limits, origin)
-    elif isinstance(source, (list, tuple)):
-        pictures = source[::frame_step]
-        found = Frames(_read_pictures(pictures, background, layout, limits, origin), None)
+    if not isinstance(source, (str, os.PathLike, bytes)):
+        kept = source[::frame_step]
+        limits.check_clip(len(kept), 1, 1, origin)
+        load = partial(load_image, limits=limits, background=background, req_id=req_id)
+        pictures = (load(frame).pixels for frame in kept)
+        return Clip(stack_frames(pictures, limits, origin), None, origin.name)
+    data = read_bytes(source, limits, origin)
+    if is_video(data):
+        frames, pace = decode_video(data, frame_step, limits, origin)
     else:
-        raise origin.refusal(
-            f"source is a {type(source).__name__}; expected a path, bytes, or a list or tuple of"
-            " frames (for an array of frames: list(array), layout='HWC')"
-        )
-    pace = found.seconds_per_frame
-    if seconds_per_frame is not None:
-        pace = seconds_per_frame * frame_step
-    return Clip(found.pixels, pace, origin.name)
+        frames, pace = _decode_animation(data, background, frame_step, limits, origin)
+    return Clip(frames, pace, origin.name)
 
 
 def _frame_files(folder: Path, origin: Origin) -> list[Path]:
     try:
-        names = [entry.name for entry in folder.iterdir() if not entry.name.startswith(".")]
+        files = [path for path in folder.iterdir() if not path.name.startswith(".")]
     except OSError as error:
-        raise origin.refusal(f"cannot be listed ({error}); check its rights") from error
-    return [folder / name for name in sorted(names, key=_natural_key)]
+        raise origin.refusal(f"cannot be listed ({error})") from error
+    return sorted(files, key=_natural_key)
 
 
-def _natural_key(name: str) -> tuple[list[tuple[str, int]], str]:
-    """Order runs of digits by their value; names that differ in leading zeros keep an order."""
-    parts = re.findall(r"(\D*)(\d*)", name)
-    return [(text, int(digits or -1)) for text, digits in parts], name
+def _natural_key(path: Path) -> tuple[list[tuple[str, int]], str]:
+    """Order runs of digits by value; names that differ in leading zeros alone, by the name."""
+    parts = re.findall(r"(\D*)(\d*)", path.name)
+    return [(text, int(digits or -1)) for text, digits in parts], path.name
 
 
-def _read_file(
+def _decode_animation(
     data: bytes, background: Rgb, frame_step: int, limits: MediaLimits, origin: Origin
-) -> Frames:
-    image = open_header(data, limits, origin)
-    if image is not None:
-        with image:
-            return read_animation(
-                image,
-                data,
-                background=background,
-                frame_step=frame_step,
-                limits=limits,
-                origin=origin,
-            )
-    demuxer = container_of(data)
-    if demuxer is None:
-        raise origin.refusal(
-            "is not a clip that can be read; expected a folder of pictures, GIF, WebP, PNG, AVIF,"
-            " MP4/MOV, Matroska/WebM or AVI, complete"
-        )
-    return read_video(data, demuxer, frame_step=frame_step, limits=limits, origin=origin)
+) -> tuple[Pixels, float | None]:
+    """Decode an animated or still picture; returns its kept frames and their pace.
+
+    Disposal, blending and partial frames are composited, skipped frames too.
+    """
+    durations_ms: list[float] = []
+
+    def kept(image: Image.Image) -> Iterator[Pixels]:
+        for index, stored in enumerate(_stored_frames(image, frame_step, limits, origin)):
+            durations_ms.append(float(stored.info.get("duration", 0)))
+            if index % frame_step == 0:
+                yield decode(stored, background, origin)
+
+    with open_image(data, limits, origin, "clip") as image:
+        if image.format == "GIF" and not data.rstrip(b"\0").endswith(b";"):
+            raise origin.refusal("is truncated, it has no GIF trailer; expected a complete file")
+        pixels = stack_frames(kept(image), limits, origin)
+    pace = frame_step * sum(durations_ms) / len(durations_ms) / 1000
+    return pixels, pace if pace > 0 else None
 
 
-def _read_pictures(
-    pictures: Sequence[ImageSource | Picture],
-    background: Rgb,
-    layout: Layout | None,
-    limits: MediaLimits,
-    origin: Origin,
-) -> Pixels:
-    limits.check_clip(len(pictures), 1, 1, origin)
+def _stored_frames(
+    image: Image.Image, frame_step: int, limits: MediaLimits, origin: Origin
+) -> Iterator[Image.Image]:
+    """Move a Pillow image through its frames; pages of other formats are not frames.
 
-    def decoded() -> Iterator[Pixels]:
-        for index, source in enumerate(pictures):
-            picture = _as_picture(source, index, background, layout, limits, origin)
-            if index == 0:
-                limits.check_clip(len(pictures), picture.width, picture.height, origin)
-            yield picture.pixels
-
-    return stack_frames(decoded(), len(pictures), origin)
-
-
-def _as_picture(
-    source: ImageSource | Picture,
-    index: int,
-    background: Rgb,
-    layout: Layout | None,
-    limits: MediaLimits,
-    origin: Origin,
-) -> Picture:
-    if isinstance(source, Picture):
-        return source
-    is_path = isinstance(source, (str, os.PathLike))
-    return load_image(
-        source,
-        limits=limits,
-        background=background,
-        layout=layout,
-        name=source_name(source) if is_path else f"frame {index} of {origin.name}",
-        req_id=origin.req_id,
-    )
-
-
-def _check_pace(seconds_per_frame: float | None, origin: Origin) -> None:
-    if seconds_per_frame is not None and not 0 < seconds_per_frame < math.inf:
-        raise origin.refusal(
-            f"seconds_per_frame is {seconds_per_frame}; expected a positive number or None",
-            "seconds_per_frame",
-        )
+    WebP and APNG declare their number of frames, which is checked first; a GIF does not.
+    """
+    # A PNG may carry a still picture for viewers without APNG, which Pillow counts as frame 0.
+    start = 1 if getattr(image, "default_image", False) else 0
+    num_stored = getattr(image, "n_frames", 1) if image.format in ("PNG", "WEBP") else 1
+    limits.check_clip(len(range(start, num_stored, frame_step)), *image.size, origin)
+    for index in count() if image.format == "GIF" else range(start, num_stored):
+        with decoding(origin):
+            try:
+                image.seek(index)
+            except EOFError:
+                if image.format != "GIF":
+                    raise
+                return
+            limits.check_picture(*image.size, origin)  # a GIF's canvas may grow
+            image.load()  # some decoders state a frame's duration only now
+        yield image

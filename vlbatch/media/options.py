@@ -1,21 +1,31 @@
-"""How a model's processor cuts pictures and clips into patches: the values, and the families."""
+"""How a model's processor cuts media into patches: the values, each family's, a folder's."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Final, Literal, TypeAlias
+import re
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from vlbatch.errors import MediaError
+from vlbatch.media.limits import Origin
 
-ResizeRule: TypeAlias = Literal["frame", "clip"]
-"""Whether the pixel budget holds for each frame or for the whole clip."""
+if TYPE_CHECKING:
+    import os
 
-_CLIP_MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
-_CLIP_STD: Final = (0.26862954, 0.26130258, 0.27577711)
-_HALF: Final = (0.5, 0.5, 0.5)
+_COUNTS: Final = ("min_pixels", "max_pixels", "patch_size", "merge_size")
+_FRAME_COUNTS: Final = ("temporal_patch_size", "temporal_merge_size")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and type(value) is not bool and math.isfinite(value)
+
+
+def _require(is_met: bool, name: str, value: object, expected: str) -> None:
+    if not is_met:
+        raise MediaError(f"processor option {name} is {value!r}; expected {expected}", setting=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +39,7 @@ class ProcessorOptions:
         merge_size: side of the square of patches that the model merges into one feature row.
         temporal_patch_size: frames in one patch; a picture is repeated to fill it.
         temporal_merge_size: grid frames that the model merges into one feature row.
-        resize_rule: what the pixel budget holds for.
+        clip_budget: whether the pixel budget is that of a whole clip, not of each frame.
         resample: Pillow's number of the resize filter (3 is bicubic).
         rescale_factor: multiplies the 8-bit value before mean and deviation.
         image_mean: subtracted, a channel each.
@@ -42,39 +52,30 @@ class ProcessorOptions:
     merge_size: int = 2
     temporal_patch_size: int = 2
     temporal_merge_size: int = 1
-    resize_rule: ResizeRule = "frame"
+    clip_budget: bool = False
     resample: int = 3
     rescale_factor: float = 1 / 255
-    image_mean: tuple[float, float, float] = _CLIP_MEAN
-    image_std: tuple[float, float, float] = _CLIP_STD
+    image_mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
+    image_std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
 
     def __post_init__(self) -> None:
-        """Refuse values that no processor can work with; equal options become equal bit for bit."""
-        for name in (
-            "min_pixels",
-            "max_pixels",
-            "patch_size",
-            "merge_size",
-            "temporal_patch_size",
-            "temporal_merge_size",
-        ):
+        """Refuse what no processor can work with; equal options become equal bit for bit."""
+        for name in (*_COUNTS, *_FRAME_COUNTS):
             value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise _bad(name, value, "a positive integer")
-        if self.min_pixels > self.max_pixels:
-            raise _bad("min_pixels", self.min_pixels, f"at most max_pixels = {self.max_pixels}")
-        if self.resize_rule not in ("frame", "clip"):
-            raise _bad("resize_rule", self.resize_rule, "'frame' or 'clip'")
-        if type(self.resample) is not int or not 0 <= self.resample <= 5:
-            raise _bad("resample", self.resample, "a Pillow filter number, 0 to 5")
-        object.__setattr__(self, "rescale_factor", float(self.rescale_factor))
+            _require(type(value) is int and value > 0, name, value, "a positive integer")
+        most = f"at most max_pixels, {self.max_pixels}"
+        _require(self.min_pixels <= self.max_pixels, "min_pixels", self.min_pixels, most)
+        is_filter = type(self.resample) is int and self.resample in range(6)
+        _require(is_filter, "resample", self.resample, "a Pillow filter number, 0 to 5")
+        factor = self.rescale_factor
+        _require(_is_number(factor), "rescale_factor", factor, "a number")
+        object.__setattr__(self, "rescale_factor", float(factor))
         for name in ("image_mean", "image_std"):
-            values = tuple(float(value) for value in getattr(self, name))
-            if len(values) != 3 or not all(math.isfinite(value) for value in values):
-                raise _bad(name, values, "three finite numbers")
-            object.__setattr__(self, name, values)
-        if 0.0 in self.image_std:
-            raise _bad("image_std", self.image_std, "no zero")
+            value = getattr(self, name)
+            is_rgb = isinstance(value, (list, tuple)) and len(value) == 3
+            _require(is_rgb and all(map(_is_number, value)), name, value, "three numbers")
+            object.__setattr__(self, name, tuple(map(float, value)))
+        _require(0.0 not in self.image_std, "image_std", self.image_std, "no zero")
 
     @property
     def factor(self) -> int:
@@ -87,84 +88,88 @@ class ProcessorOptions:
         return self.temporal_patch_size * self.temporal_merge_size
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
-    """Default options of one model family.
-
-    Attributes:
-        image: for pictures.
-        video: for clips.
-    """
-
-    image: ProcessorOptions
-    video: ProcessorOptions
-
-    def options(self, modality: str) -> ProcessorOptions:
-        """Return the options of ``"image"`` or ``"video"``.
-
-        Raises:
-            MediaError: another modality.
-        """
-        if modality == "image":
-            return self.image
-        if modality == "video":
-            return self.video
-        raise _bad("modality", modality, "'image' or 'video'")
-
-
-_QWEN2_VL: Final = Family(
-    image=ProcessorOptions(min_pixels=56 * 56, max_pixels=1280 * 28 * 28),
-    video=ProcessorOptions(min_pixels=128 * 28 * 28, max_pixels=768 * 28 * 28),
+_HALF: Final = (0.5, 0.5, 0.5)
+_QWEN3: Final = ProcessorOptions(
+    min_pixels=256**2, max_pixels=4096**2, patch_size=16, image_mean=_HALF, image_std=_HALF
 )
-_QWEN3_VL_IMAGE: Final = ProcessorOptions(
-    min_pixels=256 * 256,
-    max_pixels=4096 * 4096,
-    patch_size=16,
-    image_mean=_HALF,
-    image_std=_HALF,
+_QWEN3_VIDEO: Final = replace(
+    _QWEN3, min_pixels=128 * 32**2, max_pixels=768 * 32**2, clip_budget=True
+)
+_QWEN2: Final = ProcessorOptions(min_pixels=56**2, max_pixels=1280 * 28**2)
+_QWEN2_VIDEO: Final = replace(_QWEN2, min_pixels=128 * 28**2, max_pixels=768 * 28**2)
+# ERNIE's tower takes single frames and merges pairs of them after it. The time stamps that its
+# processor draws on frames are the caller's to draw.
+_ERNIE: Final = replace(_QWEN2, max_pixels=6177 * 28**2, temporal_patch_size=1)
+_ERNIE_VIDEO: Final = replace(
+    _ERNIE, min_pixels=299 * 28**2, max_pixels=1196 * 28**2, temporal_merge_size=2
 )
 
-FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
-    {
-        "qwen2_vl": _QWEN2_VL,
-        "qwen2_5_vl": _QWEN2_VL,
-        "qwen3_vl": Family(
-            image=_QWEN3_VL_IMAGE,
-            video=replace(
-                _QWEN3_VL_IMAGE,
-                min_pixels=128 * 32 * 32,
-                max_pixels=768 * 32 * 32,
-                resize_rule="clip",
-            ),
-        ),
-        # ERNIE's tower takes single frames and merges pairs of them after it. The time stamps that
-        # its processor draws on frames are the caller's to draw.
-        "ernie4_5_vl_moe": Family(
-            image=ProcessorOptions(
-                min_pixels=56 * 56, max_pixels=6177 * 28 * 28, temporal_patch_size=1
-            ),
-            video=ProcessorOptions(
-                min_pixels=299 * 28 * 28,
-                max_pixels=1196 * 28 * 28,
-                temporal_patch_size=1,
-                temporal_merge_size=2,
-            ),
-        ),
-    }
-)
-"""Family name -> defaults, the values of transformers' processors."""
+_DEFAULTS: Final = {
+    "qwen2_vl": {"image": _QWEN2, "video": _QWEN2_VIDEO},
+    "qwen2_5_vl": {"image": _QWEN2, "video": _QWEN2_VIDEO},
+    "qwen3_vl": {"image": _QWEN3, "video": _QWEN3_VIDEO},
+    "ernie4_5_vl_moe": {"image": _ERNIE, "video": _ERNIE_VIDEO},
+}
+
+_EDGES: Final = {"shortest_edge": "min_pixels", "longest_edge": "max_pixels"}
 
 
 def family_options(family: str, modality: str) -> ProcessorOptions:
-    """Return a family's default options for ``"image"`` or ``"video"``.
+    """Return the defaults of transformers' processor of a family for ``"image"`` or ``"video"``.
 
     Raises:
-        MediaError: an unknown family or modality.
+        MediaError: an unknown family or modality; the message lists those known.
     """
-    if family not in FAMILIES:
-        raise _bad("family", family, f"one of {', '.join(FAMILIES)}")
-    return FAMILIES[family].options(modality)
+    _require(family in _DEFAULTS, "family", family, f"one of {', '.join(_DEFAULTS)}")
+    _require(modality in ("image", "video"), "modality", modality, "'image' or 'video'")
+    return _DEFAULTS[family][modality]
 
 
-def _bad(name: str, value: object, expected: str) -> MediaError:
-    return MediaError(f"processor option {name} is {value!r}; expected {expected}", setting=name)
+def load_options(folder: str | os.PathLike[str], modality: str) -> ProcessorOptions:
+    """Read a model folder's ``preprocessor_config.json``; for videos ``video_…`` of it first.
+
+    What the file leaves out is the default of the family that its processor type names.
+
+    Raises:
+        MediaError: no such file, not JSON, an unknown processor type, a value that is not what it
+            should be, or a step that this package does not take.
+    """
+    path = Path(folder, "video_preprocessor_config.json")
+    if modality != "video" or not path.exists():
+        path = Path(folder, "preprocessor_config.json")
+    if not path.exists():
+        raise Origin(str(folder)).refusal(f"holds no processor configuration, {path.name}")
+    config = _read_config(path)
+    kind = str(config.get("video_processor_type", config.get("image_processor_type")))
+    prefix = re.split("(?:Image|Video)Processor", kind)[0].replace("_", "").lower()
+    families = {family.replace("_", ""): family for family in _DEFAULTS}
+    defaults = family_options(families.get(prefix, kind), modality)
+
+    for name in ("do_resize", "do_rescale", "do_normalize"):
+        _require(config.get(name, True) is True, name, config.get(name), "True")
+    capped = config.get("cap_pixels_per_frame", False)
+    _require(capped is False, "cap_pixels_per_frame", capped, "False")
+    size = config.get("size", {})
+    is_budget = isinstance(size, dict) and size.keys() <= {*_EDGES, *_EDGES.values()}
+    _require(is_budget, "size", size, "shortest_edge and longest_edge, pixels")
+    given = {_EDGES.get(key, key): value for key, value in size.items()} | config
+    if defaults.temporal_merge_size > 1 and "temporal_patch_size" in given:
+        given["temporal_merge_size"] = given.pop("temporal_patch_size")
+    names = {field.name for field in fields(ProcessorOptions)}
+    return replace(defaults, **{name: given[name] for name in names & given.keys()})
+
+
+def _read_config(path: Path) -> dict[str, Any]:  # Any: JSON
+    """Parse a JSON object; nulls, also of objects in it, are left out."""
+    origin = Origin(str(path))
+
+    def given(object_: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in object_.items() if value is not None}
+
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"), object_hook=given)
+    except (OSError, ValueError) as error:
+        raise origin.refusal(f"cannot be read as JSON ({error})") from error
+    if not isinstance(config, dict):
+        raise origin.refusal(f"holds a {type(config).__name__}; expected a JSON object")
+    return config

@@ -9,22 +9,19 @@ values a channel, once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from vlbatch.media.resize import smart_resize, smart_resize_clip
+from vlbatch.media.limits import Origin
+from vlbatch.media.resize import PatchGrid, merged_grid, patch_grid
 
 if TYPE_CHECKING:
     from vlbatch.media.clip import Clip
-    from vlbatch.media.image import Picture
+    from vlbatch.media.image import Picture, Pixels
     from vlbatch.media.options import ProcessorOptions
-    from vlbatch.media.pixels import Pixels
-
-PatchGrid: TypeAlias = tuple[int, int, int]
-"""Frames, rows and columns in patches, *before* the merge; ``grid_thw`` of the usual models."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,69 +49,15 @@ class Patches:
         return t * h * w
 
 
-def patch_grid(
-    num_frames: int,
-    height: int,
-    width: int,
-    options: ProcessorOptions,
-    *,
-    name: str = "media",
-    req_id: str | None = None,
-) -> PatchGrid:
-    """Compute the patch grid of a picture (one frame) or clip from its size alone.
-
-    The patches of a frame are counted after the resize; frames are padded to a multiple of what one
-    feature row covers.
-
-    Raises:
-        MediaError: a side, aspect ratio or frame count that the resize rule refuses.
-    """
-    if options.resize_rule == "clip":
-        resized_height, resized_width = smart_resize_clip(
-            num_frames,
-            height,
-            width,
-            options.temporal_patch_size,
-            options.factor,
-            options.min_pixels,
-            options.max_pixels,
-            name=name,
-            req_id=req_id,
-        )
-    else:
-        resized_height, resized_width = smart_resize(
-            height,
-            width,
-            options.factor,
-            options.min_pixels,
-            options.max_pixels,
-            name=name,
-            req_id=req_id,
-        )
-    num_groups = -(-num_frames // options.frames_per_row)
-    return (
-        num_groups * options.temporal_merge_size,
-        resized_height // options.patch_size,
-        resized_width // options.patch_size,
-    )
-
-
-def merged_grid(grid_thw: PatchGrid, options: ProcessorOptions) -> tuple[int, int, int]:
-    """Divide a patch grid by the merge: its product is the number of feature rows."""
-    t, h, w = grid_thw
-    side = options.merge_size
-    return t // options.temporal_merge_size, h // side, w // side
-
-
 def process_image(
     picture: Picture, options: ProcessorOptions, *, req_id: str | None = None
 ) -> Patches:
     """Resize a picture and cut it into patches; it is repeated to fill a temporal patch.
 
     Raises:
-        MediaError: a size that the resize rule refuses, naming ``req_id``.
+        MediaError: a size that the resize rule refuses.
     """
-    return _process(picture.pixels[None], options, None, picture.name, req_id)
+    return _process(picture.pixels[None], options, None, Origin(picture.name, req_id))
 
 
 def process_clip(clip: Clip, options: ProcessorOptions, *, req_id: str | None = None) -> Patches:
@@ -125,29 +68,21 @@ def process_clip(clip: Clip, options: ProcessorOptions, *, req_id: str | None = 
     255; grids, order and frames that need no resize are the same.
 
     Raises:
-        MediaError: a size or length that the resize rule refuses, naming ``req_id``.
+        MediaError: a size or length that the resize rule refuses.
     """
-    return _process(clip.frames, options, clip.seconds_per_frame, clip.name, req_id)
+    seconds = clip.seconds_per_frame
+    if seconds is not None:
+        seconds *= options.frames_per_row
+    return _process(clip.frames, options, seconds, Origin(clip.name, req_id))
 
 
 def _process(
-    frames: Pixels,
-    options: ProcessorOptions,
-    seconds_per_frame: float | None,
-    name: str,
-    req_id: str | None,
+    frames: Pixels, options: ProcessorOptions, seconds_per_grid: float | None, origin: Origin
 ) -> Patches:
     num_frames, height, width, _ = frames.shape
-    grid = patch_grid(num_frames, height, width, options, name=name, req_id=req_id)
-    resized = _resize(frames, grid, options)
-    return Patches(
-        patches=_normalize(_cut(resized, options), options),
-        grid_thw=grid,
-        merged_grid=merged_grid(grid, options),
-        seconds_per_grid=(
-            None if seconds_per_frame is None else seconds_per_frame * options.frames_per_row
-        ),
-    )
+    grid = patch_grid(num_frames, height, width, options, origin)
+    samples = _cut(_resize(frames, grid, options), options)
+    return Patches(_normalize(samples, options), grid, merged_grid(grid, options), seconds_per_grid)
 
 
 def _resize(frames: Pixels, grid_thw: PatchGrid, options: ProcessorOptions) -> Pixels:

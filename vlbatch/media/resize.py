@@ -1,115 +1,62 @@
-"""The size at which a model sees a picture or a clip: one function a rule, no pixels touched.
+"""The size at which a model sees a picture or a clip, from numbers alone.
 
-Both rules bring each side to a multiple of ``factor`` (patch size x merge size), then scale the
-picture into a pixel budget. They are those of transformers' processors (checked against 5.24.0):
-``smart_resize`` of Qwen2-VL, which Qwen2.5-VL, Qwen3-VL images and ERNIE-4.5-VL share, and the
-video rule of Qwen3-VL, whose budget counts the pixels of all frames.
+The rules are those of transformers' processors (checked against 5.24.0): ``smart_resize`` of
+Qwen2-VL, which Qwen2.5-VL, Qwen3-VL images and ERNIE-4.5-VL share, and that of Qwen3-VL videos,
+whose pixel budget is for all frames together.
 """
 
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, TypeAlias
 
-from vlbatch.media.limits import MAX_ASPECT_RATIO, Origin
+from vlbatch.media.limits import UNNAMED, Origin, check_sides
+
+if TYPE_CHECKING:
+    from vlbatch.media.options import ProcessorOptions
+
+PatchGrid: TypeAlias = tuple[int, int, int]
+"""Frames, rows and columns in patches, *before* the merge; ``grid_thw`` of the usual models."""
 
 
 def smart_resize(
-    height: int,
-    width: int,
-    factor: int,
-    min_pixels: int,
-    max_pixels: int,
-    *,
-    name: str = "picture",
-    req_id: str | None = None,
+    num_frames: int, height: int, width: int, options: ProcessorOptions, origin: Origin = UNNAMED
 ) -> tuple[int, int]:
-    """Return the resized ``(height, width)`` of one picture, or of each frame of a clip.
+    """Return the resized ``(height, width)`` of each frame; a picture is one frame.
 
-    Halves round to the even multiple, as Python's ``round`` does. One side is never less than
-    ``factor``, so an elongated picture may stay above ``max_pixels``.
-
-    Args:
-        height: rows of the picture.
-        width: columns of the picture.
-        factor: both results are multiples of it.
-        min_pixels: lower end of the budget, pixels of one picture.
-        max_pixels: upper end of the budget, pixels of one picture.
-        name: what to call the picture in a refusal.
-        req_id: the request to name in a refusal.
+    Both are multiples of ``options.factor``; halves round to the even multiple. One side is never
+    less than the factor, so an elongated picture may stay above ``max_pixels``.
 
     Raises:
-        MediaError: a side below 1, or an aspect ratio above ``MAX_ASPECT_RATIO``.
+        MediaError: a side below 1, an aspect ratio above ``MAX_ASPECT_RATIO``, or too few frames
+            for a whole-clip budget.
     """
-    _check_sides(height, width, Origin(name, req_id))
-    return _fit(height, width, 1, 1, factor, min_pixels, max_pixels)
+    check_sides(width, height, origin)
+    factor = options.factor
+    true_frames = budget_frames = 1
+    if options.clip_budget:
+        # The budget is compared with a rounded number of frames, and filled by the true one.
+        per_patch = options.temporal_patch_size
+        if num_frames < per_patch:
+            raise origin.refusal(
+                f"has {num_frames} frames; this model's videos need at least {per_patch}: repeat"
+                " the frame, or pass it as an image"
+            )
+        true_frames, budget_frames = num_frames, round(num_frames / per_patch) * per_patch
+        if min(height, width) < factor:
+            scale = max(factor / height, factor / width)
+            height, width = int(height * scale), int(width * scale)
 
-
-def smart_resize_clip(
-    num_frames: int,
-    height: int,
-    width: int,
-    temporal_factor: int,
-    factor: int,
-    min_pixels: int,
-    max_pixels: int,
-    *,
-    name: str = "clip",
-    req_id: str | None = None,
-) -> tuple[int, int]:
-    """Return the resized ``(height, width)`` of a clip's frames under a budget for the whole clip.
-
-    Frames with a side below ``factor`` are scaled up to it first. The budget is compared with the
-    frame count rounded to a multiple of ``temporal_factor``, and filled by the true one.
-
-    Args:
-        num_frames: frames of the clip.
-        height: rows of a frame.
-        width: columns of a frame.
-        temporal_factor: frames that share one patch.
-        factor: both results are multiples of it.
-        min_pixels: lower end of the budget, pixels of all frames.
-        max_pixels: upper end of the budget, pixels of all frames.
-        name: what to call the clip in a refusal.
-        req_id: the request to name in a refusal.
-
-    Raises:
-        MediaError: fewer frames than ``temporal_factor``, a side below 1, or an aspect ratio above
-            ``MAX_ASPECT_RATIO``.
-    """
-    origin = Origin(name, req_id)
-    if num_frames < temporal_factor:
-        raise origin.refusal(
-            f"has {num_frames} frames; this model's video rule needs at least {temporal_factor}:"
-            " repeat the frame, or pass it as an image"
-        )
-    _check_sides(height, width, origin)
-    if min(height, width) < factor:
-        scale = max(factor / height, factor / width)
-        height, width = int(height * scale), int(width * scale)
-    padded_frames = round(num_frames / temporal_factor) * temporal_factor
-    return _fit(height, width, num_frames, padded_frames, factor, min_pixels, max_pixels)
-
-
-def _fit(
-    height: int,
-    width: int,
-    num_frames: int,
-    padded_frames: int,
-    factor: int,
-    min_pixels: int,
-    max_pixels: int,
-) -> tuple[int, int]:
-    """Round both sides; where the product leaves the budget, scale the original to its border."""
     rounded = round(height / factor) * factor, round(width / factor) * factor
-    num_pixels = padded_frames * rounded[0] * rounded[1]
-    if num_pixels > max_pixels:
-        shrink = math.sqrt(num_frames * height * width / max_pixels)
+    num_pixels = budget_frames * rounded[0] * rounded[1]
+    if num_pixels > options.max_pixels:
+        shrink = math.sqrt(true_frames * height * width / options.max_pixels)
         return (
             max(factor, math.floor(height / shrink / factor) * factor),
             max(factor, math.floor(width / shrink / factor) * factor),
         )
-    if num_pixels < min_pixels:
-        grow = math.sqrt(min_pixels / (num_frames * height * width))
+    if num_pixels < options.min_pixels:
+        grow = math.sqrt(options.min_pixels / (true_frames * height * width))
         return (
             math.ceil(height * grow / factor) * factor,
             math.ceil(width * grow / factor) * factor,
@@ -117,13 +64,21 @@ def _fit(
     return rounded
 
 
-def _check_sides(height: int, width: int, origin: Origin) -> None:
-    if min(height, width) < 1:
-        raise origin.refusal(
-            f"is {height} high and {width} wide; expected both sides to be at least 1"
-        )
-    if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
-        raise origin.refusal(
-            f"is {height} high and {width} wide; the longer side may be at most"
-            f" {MAX_ASPECT_RATIO} times the shorter: crop or pad it"
-        )
+def patch_grid(
+    num_frames: int, height: int, width: int, options: ProcessorOptions, origin: Origin = UNNAMED
+) -> PatchGrid:
+    """Compute the patch grid of a clip, or of a picture as one frame; raises as ``smart_resize``.
+
+    Frames are padded to a multiple of what one feature row covers.
+    """
+    resized_height, resized_width = smart_resize(num_frames, height, width, options, origin)
+    num_rows = -(-num_frames // options.frames_per_row)
+    side = options.patch_size
+    return num_rows * options.temporal_merge_size, resized_height // side, resized_width // side
+
+
+def merged_grid(grid_thw: PatchGrid, options: ProcessorOptions) -> tuple[int, int, int]:
+    """Divide a patch grid by the merge: its product is the number of feature rows."""
+    t, h, w = grid_thw
+    side = options.merge_size
+    return t // options.temporal_merge_size, h // side, w // side

@@ -13,7 +13,7 @@ from typing import ParamSpec, TypeVar
 from vlbatch.errors import VlbatchError
 from vlbatch.items import Item
 from vlbatch.replay.assertions import table
-from vlbatch.replay.delivered import Delivered, Gathered, Watched
+from vlbatch.replay.delivered import UNKNOWN_ROW, Delivered, Gathered, Watched
 from vlbatch.replay.fingerprints import Fingerprints
 from vlbatch.replay.oracle import Oracle, OracleItem, OracleSettings, prompt_positions
 from vlbatch.replay.oracle.requests import OracleRequest
@@ -80,6 +80,7 @@ class Alignment(RunnerWatch):
     gathered = _asserting(RunnerWatch.gathered)
     left = _asserting(RunnerWatch.left)
     accepted = _asserting(RunnerWatch.accepted)
+    confirmed = _asserting(RunnerWatch.confirmed)
 
     @_asserting
     def finish(self) -> None:
@@ -200,7 +201,11 @@ class Alignment(RunnerWatch):
             other for other, model in self._models.items()
             if other != req_id and keys & {item.key for item in model.items}
         )  # fmt: skip
-        return [f"such rows belong to request {', '.join(map(repr, owners))}"] if owners else []
+        if owners:
+            return [f"such rows belong to request {', '.join(map(repr, owners))}"]
+        present = {item.key for model in self._models.values() for item in model.items}
+        gone = ", ".join(sorted(keys - present - {UNKNOWN_ROW}))
+        return [f"no request in the batch has {gone}"] if gone else []
 
     def _compare_positions(self, req_id: str, start: int, stop: int, axes: list[list[int]]) -> None:
         model = self._models[req_id]

@@ -3,42 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NoReturn
 
-from vlbatch import VlbatchError
 from vlbatch.replay.divergence import Divergence
+from vlbatch.replay.expect_features import Placed, expand, table_of
 from vlbatch.replay.format_expect import REGION_NAMES
-from vlbatch.replay.oracle import FeatureRow, ObservedState, ObservedStep
-from vlbatch.replay.oracle.step import describe
-from vlbatch.replay.scenario import Expectation, FeatureRun, ItemSpec
-from vlbatch.replay.step_run import StepRun
+from vlbatch.replay.oracle import FeatureRow, ObservedState
+from vlbatch.replay.outcome import Outcome, names_of
+from vlbatch.replay.scenario import Expectation
 from vlbatch.replay.world import World
 
-
-@dataclass(slots=True)
-class Outcome:
-    """What became of an event.
-
-    Attributes:
-        refused: the refusal, if it was one.
-        no_op: the refusal may be taken as "nothing to do".
-        also_named: a second name that the format gives to this refusal.
-        run: the step, if it was one.
-        fit: the answer, if it was a question.
-
-    """
-
-    refused: VlbatchError | None = None
-    no_op: bool = False
-    also_named: str | None = None
-    run: StepRun | None = None
-    fit: dict[str, int] | None = None
-
-    @property
-    def seen(self) -> ObservedStep:
-        """The step; an empty one for every other event."""
-        return ObservedStep() if self.run is None else self.run.seen
+__all__ = ["compare_expectation", "expand"]
 
 
 def compare_expectation(
@@ -204,31 +179,18 @@ class _Comparison:
 
     def _features(self) -> None:
         for req_id, runs in (self._given.features or {}).items():
-            expected = {
-                place for run in runs for place in expand(run, self._world.items.get(req_id, []))
-            }
-            got = set()
+            items = self._world.items.get(req_id, [])
+            expected = {place for run in runs for place in expand(run, items)}
+            got: set[Placed] = set()
             if self._seen.features:
                 for token, (content, row, _) in self._seen.features[0]:
                     owner, index = self._token(token)
                     if owner == req_id:
                         got.add((index, content, row))
             if expected != got:
-                self._diverge_features(req_id, expected, got)
-
-    def _diverge_features(
-        self, req_id: str, expected: set[tuple[int, str, int]], got: set[tuple[int, str, int]]
-    ) -> None:
-        def at(places: set[tuple[int, str, int]], token: int) -> str:
-            return " and ".join(describe((k, r, 0)) for i, k, r in sorted(places) if i == token)
-
-        tokens = sorted({index for index, _, _ in expected ^ got})
-        table = tuple(
-            FeatureRow(req_id, token, at(expected, token) or "-", at(got, token) or "-")
-            for token in tokens
-        )
-        first = table[0]
-        self._diverge(f"features at token {first.token}", first.expected, first.got, req_id, table)
+                table = table_of(req_id, expected, got)
+                what = f"features at token {table[0].token}"
+                self._diverge(what, table[0].expected, table[0].got, req_id, table)
 
     def _token(self, number: int) -> tuple[str, int]:
         """Request and token index of a token of the step."""
@@ -310,27 +272,7 @@ class _Comparison:
             self._equal("cache.present", sorted(set(given.present)), sorted(got))
 
 
-def names_of(error: BaseException) -> set[str]:
-    """Names of an error's class and of its bases."""
-    return {cls.__name__ for cls in type(error).__mro__}
-
-
 def _region(prompt_len: int, computed: int, _confirmed: int) -> str:
     if computed >= prompt_len:
         return "decode"
     return "extend" if computed > 0 else "prefill"
-
-
-def expand(run: FeatureRun, items: list[ItemSpec]) -> list[tuple[int, str, int]]:
-    """(token index, key, row) of a run: over the true places of its item where that has a mask."""
-    rows = range(run.first, run.stop)
-    tokens = list(range(run.index, run.index + len(rows)))
-    for item in items:
-        inside = item.offset <= run.index < item.offset + item.length
-        if item.key == run.key and inside and item.embeds is not None:
-            places = [item.offset + i for i, true in enumerate(item.embeds) if true]
-            places = [place for place in places if place >= run.index]
-            beyond = item.offset + item.length
-            tokens = [*places, *range(beyond, beyond + len(rows))][: len(rows)]
-            break
-    return [(token, run.key, row) for token, row in zip(tokens, rows, strict=True)]

@@ -48,7 +48,6 @@ def observe_state(
         preempted=list(batch.preempted),
         progress={r: batch.progress.counts(slot) for r, slot in slots.items()},
         known_tokens={r: batch.known_tokens_of(r) for r in known},
-        values=_merged(read_values(batch, rows), read_values(draft, rows, DRAFT)),
         stored=_merged(stored_values(batch, rows, slots), stored_values(draft, rows, slots, DRAFT)),
         whole={
             name: to_host(batch[name]).tolist()
@@ -68,6 +67,14 @@ def observe_state(
         deltas={r: vl.positions.delta(r) for r in known},
         mirror=sorted(mirror),
     )
+
+
+def observe_reads(
+    vl: VLBatch[object], draft: ProposerInputBatch[object]
+) -> dict[str, dict[str, object]]:
+    """Request -> field -> its value, read through the library."""
+    live = vl.batch.req_ids
+    return _merged(read_values(vl.batch, live), read_values(draft, live, DRAFT))
 
 
 def _merged(

@@ -86,6 +86,8 @@ class Recorder(RunnerWatch):
         self._same_order = self._same_cache = same_rules
         self._file = TraceFile(path)
         self._step: _Step | None = None  # not written yet
+        self._confirmed: dict[str, int] = {}  # in one line, when something else is written
+        self._in_flight: dict[str, int] = {}
         settings = {key: value for key, value in asdict(header).items() if value is not None}
         self._file.write([{"vlbatch_scenario": 1, **settings}, {"note": TRACE_NOTE}])
 
@@ -103,7 +105,19 @@ class Recorder(RunnerWatch):
     def close(self) -> None:
         """Write what is known of the step under way and end the file; idempotent."""
         self._write_step()
+        self._write([])
         self._file.close()
+
+    def _write(self, lines: Sequence[Mapping[str, object]]) -> None:
+        """Write lines, behind what was confirmed before them."""
+        if self._confirmed:
+            confirm: dict[str, object] = {"confirm": self._confirmed}
+            if self._in_flight:
+                confirm["in_flight"] = self._in_flight
+            lines = [confirm, *lines]
+            self._confirmed, self._in_flight = {}, {}
+        if lines:
+            self._file.write(lines)
 
     # -- beside the five calls ---------------------------------------------------------------
     def observed(self, expected: Mapping[str, object]) -> None:
@@ -114,7 +128,7 @@ class Recorder(RunnerWatch):
     def note(self, note: object) -> None:
         """Write a note: behind the step under way, or now."""
         if self._step is None:
-            self._file.write([{"note": note}])
+            self._write([{"note": note}])
         else:
             self._step.notes.append(note)
 
@@ -124,7 +138,7 @@ class Recorder(RunnerWatch):
 
     def event(self, event: Mapping[str, object]) -> None:
         """Write an event of the format that none of the calls stands for, such as ``drop``."""
-        self._file.write([event])
+        self._write([event])
 
     # -- requests ----------------------------------------------------------------------------
     def _on_admit(self, request: Watched) -> None:
@@ -133,11 +147,11 @@ class Recorder(RunnerWatch):
             add["items"] = [_item(item) for item in request.items]
         if request.computed:
             add["computed"] = request.computed
-        self._file.write([{"add": add}])
+        self._write([{"add": add}])
 
     def _on_resume(self, request: Watched) -> None:
         resume = {"req_id": request.req_id, "computed": request.computed}
-        self._file.write([{"resume": resume if request.computed else request.req_id}])
+        self._write([{"resume": resume if request.computed else request.req_id}])
 
     def _on_left(self, request: Watched, how: How) -> None:
         req_id = request.req_id
@@ -146,7 +160,7 @@ class Recorder(RunnerWatch):
                 self._step.failed.append(req_id)
                 return
             del self._step.scheduled[req_id]
-        self._file.write([{"abort" if how == "fail" else how: req_id}])
+        self._write([{"abort" if how == "fail" else how: req_id}])
 
     # -- a step ------------------------------------------------------------------------------
     def _on_step(self) -> None:
@@ -193,8 +207,12 @@ class Recorder(RunnerWatch):
     def _on_given_up(self) -> None:
         self._step = None
 
-    def _on_confirmed(self, req_id: str, computed: int) -> None:
-        self._file.write([{"confirm": {req_id: computed}}])
+    def _on_confirmed(self, req_id: str, computed: int, in_flight: int) -> None:
+        if req_id in self._confirmed:
+            self._write([])
+        self._confirmed[req_id] = computed
+        if in_flight:
+            self._in_flight[req_id] = in_flight
 
     def _on_step_over(self) -> None:
         self._write_step()
@@ -219,7 +237,7 @@ class Recorder(RunnerWatch):
             lines.append({"expect": step.expected})
         if step.encoded:
             lines.append({"note": {"encoded": step.encoded}})
-        self._file.write([*lines, *({"note": note} for note in step.notes)])
+        self._write([*lines, *({"note": note} for note in step.notes)])
 
     def _runs(self, req_id: str, rows: Sequence[Delivered]) -> list[list[object]]:
         """Runs ``[index, key, first, stop]`` of the format."""

@@ -239,10 +239,7 @@ class RecordedBatch(VLBatch[E]):
     def confirm(self, req_id: str, computed: int, *, in_flight: int = 0) -> bool:
         """Take tokens as final; see ``VLBatch.confirm``."""
         rolled_back = super().confirm(req_id, computed, in_flight=in_flight)
-        if rolled_back or not in_flight:
-            self.recorder.confirmed(req_id, computed)
-        else:
-            self.recorder.ignore_cache()  # when features go: the format knows no tokens in flight
+        self.recorder.confirmed(req_id, computed, in_flight=0 if rolled_back else in_flight)
         return rolled_back
 
     # -- in between --------------------------------------------------------------------------

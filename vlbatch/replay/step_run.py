@@ -10,7 +10,6 @@ import numpy as np
 from vlbatch import BatchOrder, EntryKey, Step, VlbatchError
 from vlbatch.cache import Features
 from vlbatch.features import FeatureInputs
-from vlbatch.replay.declared import BLOCK_TABLE_WIDTH
 from vlbatch.replay.observe import observe_order, plain
 from vlbatch.replay.oracle import ObservedStep
 from vlbatch.replay.oracle.values import FeatureValue
@@ -100,14 +99,13 @@ def write_outputs(world: World, order: BatchOrder) -> None:
     batch, fields = world.vl.batch, world.oracle.fields
     for row, req_id in enumerate(order.req_ids):
         tag = world.num_steps * 32 + row
-        batch.append(req_id, "token_ids", tag)
-        fields.append(req_id, "token_ids", tag)
-        if batch.length(req_id, "block_table") < BLOCK_TABLE_WIDTH:
-            batch.append(req_id, "block_table", tag)
-            fields.append(req_id, "block_table", tag)
-        else:
-            batch.write(req_id, "block_table", [tag])
-            fields.write(req_id, "block_table", [tag])
+        for name in ("token_ids", "block_table"):
+            if batch.length(req_id, name) < batch.registry[name].shape[0]:
+                batch.append(req_id, name, tag)
+                fields.append(req_id, name, tag)
+            else:  # start anew, shorter
+                batch.write(req_id, name, [tag])
+                fields.write(req_id, name, [tag])
         for name in ("draft_token_ids", "draft_probs"):
             shape = batch.registry[name].row_shape(world.num_drafts)
             value = np.full(shape, tag % 30000)

@@ -28,11 +28,13 @@ class SyntheticEncoder:
     # Any: the array types are the backend's own business
     def __init__(self, backend: Backend[Any, Any]) -> None:
         self._backend = backend
-        self._numbers: dict[str, int] = {}
+        self._contents: list[str] = []  # number - 1 -> content
 
     def encode(self, key: EntryKey, num_rows: int) -> Features:
         """One array ``[num_rows, 4]`` a level."""
-        number = self._numbers.setdefault(key.content, 1 + len(self._numbers))
+        if key.content not in self._contents:
+            self._contents.append(key.content)
+        number = 1 + self._contents.index(key.content)
         levels = []
         for level in range(NUM_LEVELS):
             values = np.array([[number, row, key.epoch, level] for row in range(num_rows)])
@@ -53,8 +55,8 @@ class SyntheticEncoder:
 
     def _value(self, row: list[int], level: int) -> FeatureValue:
         number, item_row, epoch, of_level = row
-        names = {n: content for content, n in self._numbers.items()}
-        content = names.get(number, f"no content, but {row}")
+        known = 1 <= number <= len(self._contents)
+        content = self._contents[number - 1] if known else f"no content, but {row}"
         if of_level != level:
             content = f"{content} at level {of_level}"
         return content, item_row, epoch

@@ -202,8 +202,13 @@ class RunnerWatch:
         self._scheduled = {}
         self._in_step = self._is_gathered = False
 
-    def confirmed(self, req_id: str, computed: int) -> None:
+    def confirmed(self, req_id: str, computed: int, *, in_flight: int = 0) -> None:
         """So many computed tokens are final; fewer than counted so far is a roll back.
+
+        Args:
+            req_id: in the batch.
+            computed: tokens.
+            in_flight: tokens of later steps whose outputs are still to come; not rolled back.
 
         Raises:
             UnknownRequest: not in the batch.
@@ -211,8 +216,8 @@ class RunnerWatch:
         """
         request = self._live(req_id)
         self._settle()
-        request.computed = computed
-        self._on_confirmed(req_id, computed)
+        request.computed = computed + in_flight
+        self._on_confirmed(req_id, computed, in_flight)
 
     # -- state -------------------------------------------------------------------------------
     def _live(self, req_id: str) -> Watched:
@@ -263,7 +268,7 @@ class RunnerWatch:
     def _on_given_up(self) -> None:
         """The step under way will not be computed."""
 
-    def _on_confirmed(self, req_id: str, computed: int) -> None:
+    def _on_confirmed(self, req_id: str, computed: int, in_flight: int) -> None:
         """Progress is final, or was rolled back."""
 
     def _on_step_over(self) -> None:

@@ -47,7 +47,6 @@ class World:
         fail_next: contents whose next encode raises.
         num_admissions: requests admitted so far.
         num_steps: steps so far.
-        addresses: of every field, at the start.
         last: order of the latest step.
 
     """
@@ -60,7 +59,7 @@ class World:
         steps = [line.event for line in scenario.events if isinstance(line.event, Step)]
         self.fields = declare(
             max_step_tokens=max([1, *(sum(step.scheduled.values()) for step in steps)]),
-            max_token_ids=_longest_token_ids(scenario.events) + len(steps) + 4,
+            max_token_ids=max(64, _longest_token_ids(scenario.events)),
         )
         batch: InputBatch[object] = InputBatch(
             self.fields,
@@ -115,7 +114,6 @@ class World:
         self.fail_next: set[str] = set()
         self.num_admissions = 0
         self.num_steps = 0
-        self.addresses = self.addresses_now()
         self.last: BatchOrder | None = None
 
     def observe(self) -> ObservedState:
@@ -123,11 +121,6 @@ class World:
         for key in self.vl.features.cache.take_freed():
             self.mirror.discard((key.content, key.epoch))
         return observe_state(self.vl, self.draft, self.witness, self.mirror)
-
-    def addresses_now(self) -> dict[str, int]:
-        """First byte of every field's array."""
-        draft = {DRAFT + name: first for name, first in self.draft.addresses().items()}
-        return self.vl.batch.addresses() | draft
 
 
 def _longest_token_ids(lines: Sequence[EventLine]) -> int:

@@ -4,6 +4,7 @@ Owns: the schedule, the KV block pool, the engines, prompts, the comparison with
 alone, and faults on purpose. Never: owns a field or a feature that a state object could own.
 """
 
+from vlbatch.runner.drafting import Drafter, make_drafter
 from vlbatch.runner.engines import make_answerer, make_engine
 from vlbatch.runner.faults import FAULTS, Faults, make_faults
 from vlbatch.runner.inputs import Engine, MediaPatches, StepInputs
@@ -16,6 +17,7 @@ from vlbatch.runner.verify import LOGIT_TOLERANCE, Mismatch, compare
 __all__ = [
     "FAULTS",
     "LOGIT_TOLERANCE",
+    "Drafter",
     "Engine",
     "Faults",
     "MediaPatches",
@@ -30,6 +32,7 @@ __all__ = [
     "compare",
     "load_requests",
     "make_answerer",
+    "make_drafter",
     "make_engine",
     "make_faults",
 ]

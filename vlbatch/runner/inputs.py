@@ -12,6 +12,12 @@ import numpy.typing as npt
 Features: TypeAlias = object
 """An engine's array ``[rows, hidden]``; opaque to everything but the engine."""
 
+Hidden: TypeAlias = object
+"""An engine's hidden states ``[tokens, hidden]``; opaque to everything but the engine."""
+
+Logits: TypeAlias = npt.NDArray[np.float32]
+"""``[num_logits, vocab]``, or ``[vocab]`` of one token."""
+
 
 @dataclass(frozen=True, slots=True)
 class MediaPatches:
@@ -64,6 +70,14 @@ class Engine(Protocol):
         """Run the vision tower once over all items; one ``[rows, hidden]`` array an item."""
         ...
 
-    def forward(self, inputs: StepInputs) -> npt.NDArray[np.float32]:
+    def forward(self, inputs: StepInputs) -> Logits:
         """Write the step's KV into the paged cache and return logits ``[num_logits, vocab]``."""
+        ...
+
+
+class HiddenEngine(Engine, Protocol):
+    """An engine for which draft heads can be made."""
+
+    def forward_hidden(self, inputs: StepInputs) -> tuple[Logits, Hidden]:
+        """Do what ``forward`` does; also return the last hidden states of all tokens."""
         ...

@@ -76,6 +76,11 @@ class PromptBuilder:
         self._options = {m: load_options(model_dir, m) for m in ("image", "video")}
         self._model_id = _model_id(model_dir)
 
+    @property
+    def placeholder_ids(self) -> frozenset[int]:
+        """Token ids that stand for features; no text may hold them."""
+        return frozenset(self._pad.values())
+
     def build(self, request: Request) -> Prompt:
         """Decode the media of a request, in the order of its marks, and lay out its prompt.
 

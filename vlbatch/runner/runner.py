@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,16 +18,23 @@ from vlbatch.batch import BatchPlan
 from vlbatch.cache import Features
 from vlbatch.errors import DuplicateRequest, InvariantBroken, VlbatchError
 from vlbatch.features import EncodeTask
-from vlbatch.order import BatchOrder
+from vlbatch.order import BatchOrder, IntArray
+from vlbatch.runner.drafting import Drafter
 from vlbatch.runner.faults import Faults
-from vlbatch.runner.inputs import Engine, MediaPatches
+from vlbatch.runner.inputs import Engine, Logits, MediaPatches
+from vlbatch.runner.outputs import StepOutputs
 from vlbatch.runner.prompt import Prompt, PromptBuilder
 from vlbatch.runner.requests import Request
 from vlbatch.runner.scheduler import Job, Scheduler
 from vlbatch.runner.settings import RunSettings
-from vlbatch.runner.state import HostBatch, make_batch, sampling_rows, step_inputs
-
-Logits: TypeAlias = npt.NDArray[np.float32]
+from vlbatch.runner.state import (
+    DraftBatch,
+    HostBatch,
+    make_batch,
+    make_draft_batch,
+    step_inputs,
+)
+from vlbatch.speculative import num_drafts, num_logits
 
 Status: TypeAlias = Literal["waiting", "finished", "refused", "failed"]
 """``refused``: nothing was computed for it; ``failed``: it left the batch before its end."""
@@ -69,6 +76,8 @@ class RunCounters:
         condenses: steps that closed a hole.
         rows_moved: rows of requests that changed, over all steps.
         cut_items: request and number of each item that a chunk ended inside of.
+        drafted: draft tokens computed, of outputs that were read.
+        accepted: those that were right.
     """
 
     steps: int = 0
@@ -77,6 +86,8 @@ class RunCounters:
     condenses: int = 0
     rows_moved: int = 0
     cut_items: set[tuple[str, int]] = field(default_factory=set)
+    drafted: int = 0
+    accepted: int = 0
 
     def count(self, plan: BatchPlan) -> None:
         """Count one applied plan."""
@@ -88,6 +99,13 @@ class RunCounters:
         self.rows_moved += moves.num_moved
 
 
+class _Sampled(NamedTuple):
+    """Outputs with one entry a logit row."""
+
+    tokens: IntArray
+    logits: Logits
+
+
 class Runner:
     """Answers requests with one engine.
 
@@ -95,10 +113,12 @@ class Runner:
         engine: the model.
         prompts: builds prompts for it.
         settings: limits.
+        drafter: who drafts, ``settings.num_drafts`` at most; ``None`` for nobody.
         faults: break something on purpose; ``None`` in any honest run.
 
     Attributes:
         vl: state of the batch.
+        draft: the drafts of its requests.
         scheduler: queues and KV blocks.
         counters: events so far.
         results: one a request, in the order of the requests.
@@ -110,14 +130,25 @@ class Runner:
         prompts: PromptBuilder,
         settings: RunSettings,
         *,
+        drafter: Drafter | None = None,
         faults: Faults | None = None,
     ) -> None:
         self._engine = engine
         self.prompts = prompts
         self._settings = settings
+        self._drafter = drafter or Drafter()
         self._faults = faults or Faults()
-        self.vl: HostBatch = make_batch(settings, engine.hidden_size, prompts.tokens_per_second)
-        self.scheduler = Scheduler(settings, self.vl)
+        self.vl: HostBatch = make_batch(
+            settings,
+            engine.hidden_size,
+            prompts.tokens_per_second,
+            lookahead=self._drafter.lookahead,
+        )
+        self.draft: DraftBatch = make_draft_batch(self.vl)
+        self.scheduler = Scheduler(
+            settings, self.vl, draft=self.draft, num_ahead=self._drafter.num_ahead
+        )
+        self._in_flight: deque[StepOutputs] = deque()
         self.counters = RunCounters()
         self.results: list[Result] = []
         self._by_id: dict[str, Result] = {}
@@ -170,17 +201,19 @@ class Runner:
             _end(result, "refused", error)
 
     def step(self) -> None:
-        """Schedule, encode, move rows, run the model, sample.
+        """Schedule, encode, move rows, run the model; read outputs, perhaps of an earlier step.
 
         Raises:
             InvariantBroken: no request can go on, and none was refused.
         """
         vl = self.vl
-        scheduled, refused = self.scheduler.schedule()
+        scheduled, refused = self.scheduler.schedule(self._held())
         for req_id, error in refused.items():
             _end(self._by_id[req_id], "refused", error)
         if not scheduled:
-            if not refused:
+            if self._in_flight:
+                self._read(self._in_flight.popleft())
+            elif not refused:
                 stuck = (*vl.batch.req_ids, *vl.batch.preempted)
                 raise InvariantBroken(f"no request can go on: {stuck}")
             return
@@ -198,10 +231,25 @@ class Runner:
 
         features = self._faults.features(vl.gather(order))
         positions = self._faults.positions(order, vl.positions_of(order))
-        logits = self._engine.forward(step_inputs(vl, order, features, positions))
+        inputs = step_inputs(vl, self.draft, order, features, positions)
+        logits, hidden = self._drafter.forward(self._engine, inputs)
         self._faults.after_forward(vl)
+        lookahead = self._drafter.lookahead
+        outputs = StepOutputs(
+            number=self.counters.steps - 1,
+            order=order,
+            admission=vl.batch.admission_of(order),
+            token_ids=inputs.token_ids,
+            positions=positions,
+            logits=logits,
+            hidden=hidden,
+            ahead=vl.gather(order, shift=lookahead) if lookahead else None,
+        )
         vl.complete(order)
-        self._sample(order, logits)
+        self._feed_next(outputs)
+        self._in_flight.append(outputs)
+        while len(self._in_flight) > self._settings.overlap:
+            self._read(self._in_flight.popleft())
 
     def _encode(self, tasks: Sequence[EncodeTask]) -> list[Features]:
         patches: list[MediaPatches] = []
@@ -211,34 +259,90 @@ class Runner:
             patches.append(payload)
         return [(features,) for features in self._engine.encode(patches)]
 
-    def _sample(self, order: BatchOrder, logits: Logits) -> None:
-        """Give each sampling row its most likely token; finish requests that are done."""
-        rows = sampling_rows(order)
-        counts = np.zeros(order.num_reqs, dtype=np.int64)
-        counts[rows] = 1
-        restored = order.restore(logits, counts=counts)
-        for row in rows.tolist():
-            req_id = order.req_ids[row]
-            scores = restored[req_id]
-            assert isinstance(scores, np.ndarray)  # noqa: S101 (a slice of logits)
-            self._append(req_id, scores[0], self.counters.steps - 1)
+    # -- outputs ---------------------------------------------------------------------------------
+    def _held(self) -> set[str]:
+        """Requests that wait for their outputs.
 
-    def _append(self, req_id: str, scores: Logits, step: int) -> None:
+        With a drafter these are all that have sampled: only when that is read is it known how many
+        drafts were right, and what to draft next. Without one nobody waits.
+        """
+        if not self._settings.num_drafts:
+            return set()
+        return {
+            outputs.order.req_ids[row]
+            for outputs in self._in_flight
+            for row in np.flatnonzero(self._is_there(outputs) & (outputs.newest >= 0)).tolist()
+        }
+
+    def _is_there(self, outputs: StepOutputs) -> npt.NDArray[np.bool_]:
+        """Row -> whether its request has been in the batch ever since."""
+        return np.equal(self.vl.batch.admission_of(outputs.order), outputs.admission)
+
+    def _feed_next(self, outputs: StepOutputs) -> None:
+        """Put each row's newest token where the next step finds it; its drafts are used up.
+
+        On a device this takes no host: outputs may be read later.
+        """
+        rows = np.flatnonzero(outputs.newest >= 0)
+        self.vl.batch["next_token"][rows] = outputs.newest[rows]
+        self.draft["num_drafts"][rows] = 0
+
+    def _read(self, outputs: StepOutputs) -> None:
+        """Give each request what a step gave it; finish those that are done, draft for others.
+
+        Rows may have moved since. Requests that left since get nothing, also if they are back.
+        """
+        vl, order = self.vl, outputs.order
+        sampled = _Sampled(outputs.sampled, outputs.logits)
+        restored = order.restore(sampled, counts=num_logits(order))
+        drafts = num_drafts(order)
+        drafting: dict[str, int] = {}
+        for row in np.flatnonzero(self._is_there(outputs)).tolist():
+            req_id, accepted = order.req_ids[row], int(outputs.accepted[row])
+            self.counters.drafted += int(drafts[row])
+            self.counters.accepted += accepted
+            stop = int(order.computed[row] + order.scheduled[row])
+            in_flight = vl.batch.computed_of(req_id) - stop
+            vl.confirm(req_id, int(outputs.stops[row]), in_flight=in_flight)
+            part = restored[req_id]
+            assert isinstance(part, _Sampled)  # noqa: S101 (restored in its own type)
+            if len(part.tokens) and not self._extend(req_id, part, 1 + accepted, outputs.number):
+                drafting[req_id] = min(
+                    self._settings.num_drafts, self.scheduler.left_of(req_id) - 1
+                )
+        wanted = {req_id: most for req_id, most in drafting.items() if most > 0}
+        for req_id, tokens in self._drafter.draft(vl, outputs, wanted).items():
+            padded = np.zeros(1 + self._settings.num_drafts, dtype=np.int64)
+            padded[1 : 1 + len(tokens)] = tokens
+            self.draft.write(req_id, "draft_tokens", padded)
+            self.draft.write(req_id, "num_drafts", len(tokens))
+
+    def _extend(self, req_id: str, sampled: _Sampled, count: int, step: int) -> bool:
+        """Give a request its first ``count`` sampled tokens; returns whether it is done."""
+        tokens = sampled.tokens[:count].tolist()
+        return any(
+            self._append(req_id, token, scores, step)
+            for token, scores in zip(tokens, sampled.logits[:count], strict=True)
+        )
+
+    def _append(self, req_id: str, token: int, scores: Logits, step: int) -> bool:
+        """Take one more token; returns whether the request is done."""
         batch, result = self.vl.batch, self._by_id[req_id]
-        token = int(scores.argmax())
+        assert result.prompt is not None  # noqa: S101 (it is running)
         result.tokens.append(token)
         result.logits.append(scores)
         result.steps.append(step)
         done = token == self.prompts.eos_token_id
         done |= len(result.tokens) >= int(batch["max_tokens"][batch.row_of(req_id)])
-        done |= batch.known_tokens_of(req_id) > self._settings.max_model_len
+        known = len(result.prompt.token_ids) + len(result.tokens)
+        done |= known > self._settings.max_model_len
         if done:
             result.final = {name: batch.read(req_id, name) for name in ("token_ids", "max_tokens")}
             self.scheduler.finish(req_id)
             _end(result, "finished")
         else:
             batch.append(req_id, "token_ids", token)
-            batch.write(req_id, "next_token", token)
+        return done
 
     def _count_cut_items(self, order: BatchOrder) -> None:
         stops = order.computed + order.scheduled

@@ -4,14 +4,17 @@ Rules
 - Running requests go first, in order of arrival; then waiting ones are admitted, in order of
   arrival, while there is room.
 - When KV blocks run out, the latest arrival among the running is preempted (recompute); nobody is
-  admitted in such a step.
-- The earliest arrival goes on in every step, so every request comes to its end: no one takes its
-  blocks, and what it is first to ask of the encoder cache, later arrivals make room for.
+  admitted in such a step. What it computed in steps that are not read yet is given up. Nobody is
+  preempted for a draft.
+- The earliest arrival goes on in every step in which it does not wait for its outputs, so every
+  request comes to its end: no one takes its blocks, and what it is first to ask of the encoder
+  cache, later arrivals make room for.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Container
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +24,7 @@ from vlbatch.runner.blocks import BlockPool
 from vlbatch.runner.prompt import Prompt
 from vlbatch.runner.requests import Request
 from vlbatch.runner.settings import RunSettings
-from vlbatch.runner.state import HostBatch
+from vlbatch.runner.state import DraftBatch, HostBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +43,12 @@ class Job:
 class Scheduler:
     """Queues of a run.
 
+    Args:
+        settings: limits.
+        vl: the batch.
+        draft: the drafts of its requests; ``None`` for none.
+        num_ahead: KV places that a drafter writes past a step's tokens.
+
     Attributes:
         waiting: arrived, not in the batch; preempted ones in front. In order of arrival.
         running: in the batch, in order of arrival; all of them arrived before the waiting.
@@ -47,9 +56,18 @@ class Scheduler:
         num_preemptions: so far.
     """
 
-    def __init__(self, settings: RunSettings, vl: HostBatch) -> None:
+    def __init__(
+        self,
+        settings: RunSettings,
+        vl: HostBatch,
+        *,
+        draft: DraftBatch | None = None,
+        num_ahead: int = 0,
+    ) -> None:
         self._settings = settings
         self._vl = vl
+        self._draft = draft
+        self._num_ahead = num_ahead
         self.pool = BlockPool(settings.kv_blocks, settings.block_size)
         vl.before_leave = self.pool.give_back
         self.waiting: deque[Job] = deque()
@@ -75,8 +93,7 @@ class Scheduler:
                 req_id=job.req_id,
                 setting="max_model_len",
             )
-        # The last token that a request generates is never computed.
-        needed = self.pool.blocks_for(min(num_tokens + job.request.max_tokens - 1, most))
+        needed = self.pool.blocks_for(self._most_computed(job, job.request.max_tokens))
         if needed > self.pool.num_blocks:
             raise OutOfBlocks(
                 f"needs up to {needed} KV blocks of {self.pool.block_size} tokens; there are"
@@ -96,26 +113,32 @@ class Scheduler:
         self.running = [job for job in self.running if job.req_id != req_id]
 
     # -- a step ------------------------------------------------------------------------------
-    def schedule(self) -> tuple[dict[str, int], dict[str, VlbatchError]]:
+    def schedule(self, held: Container[str] = ()) -> tuple[dict[str, int], dict[str, VlbatchError]]:
         """Decide one step: preempt, give KV blocks, admit.
+
+        Args:
+            held: running requests that wait for outputs of an earlier step.
 
         Returns:
             ``(scheduled, refused)``: req_id -> tokens; req_id -> why it was not admitted.
         """
         preemptions = self.num_preemptions
-        scheduled = self._grant_running()
+        scheduled = self._grant_running(held)
         refused: dict[str, VlbatchError] = {}
         if self.num_preemptions == preemptions:  # else blocks are short
             self._admit(scheduled, refused)
+        self._give_drafters_places(scheduled)
         return scheduled, refused
 
-    def _grant_running(self) -> dict[str, int]:
+    def _grant_running(self, held: Container[str]) -> dict[str, int]:
         """Schedule the running in order of arrival; the latest may be preempted on the way."""
         scheduled: dict[str, int] = {}
         for job in list(self.running):
             if job not in self.running:  # preempted, and so is every later one
                 break
-            tokens = self._want(job, scheduled)
+            if job.req_id in held:
+                continue
+            tokens = self._without_drafts_that_lack_blocks(job, self._want(job, scheduled))
             if tokens and self._make_room(job, tokens):
                 scheduled[job.req_id] = tokens
         return scheduled
@@ -125,16 +148,56 @@ class Scheduler:
 
     def _want(self, job: Job, scheduled: dict[str, int]) -> int:
         """Tokens of the next chunk that all budgets but KV blocks allow."""
+        most = 1 + self._num_drafts(job) if self._is_decode(job) else self._settings.chunk
         remaining = self._vl.batch.remaining_of(job.req_id)
-        wanted = min(remaining, self._settings.chunk, self._budget(scheduled))
+        wanted = min(most, remaining, self._left(job), self._budget(scheduled))
         if wanted < 1:
             return 0
-        fit = self._vl.ask({**scheduled, job.req_id: wanted})
-        # What this request needs from the cache is evicted last, and so perhaps in its place
-        # something that an earlier one was promised.
-        if any(fit[req_id] < tokens for req_id, tokens in scheduled.items()):
+        return self._vl.ask({**scheduled, job.req_id: wanted})[job.req_id]
+
+    def _is_decode(self, job: Job) -> bool:
+        prompt_len, computed, _ = self._counts(job)
+        return computed >= prompt_len
+
+    def _counts(self, job: Job) -> tuple[int, int, int]:
+        """Tokens to prefill, computed, and computed for certain."""
+        batch = self._vl.batch
+        return batch.progress.counts(batch.slot_of(job.req_id))
+
+    def _num_drafts(self, job: Job) -> int:
+        if self._draft is None:
             return 0
-        return fit[job.req_id]
+        return int(self._draft["num_drafts"][self._vl.batch.row_of(job.req_id)])
+
+    def left_of(self, req_id: str) -> int:
+        """Tokens that a running request has to compute until its end; 0 if it only has to wait."""
+        return next(self._left(job) for job in self.running if job.req_id == req_id)
+
+    def _left(self, job: Job) -> int:
+        batch = self._vl.batch
+        _, computed, confirmed = self._counts(job)
+        max_tokens = int(batch["max_tokens"][batch.row_of(job.req_id)])
+        left = self._most_computed(job, max_tokens) - computed
+        return left if confirmed < computed else max(1, left)
+
+    def _most_computed(self, job: Job, max_tokens: int) -> int:
+        """Tokens that are ever computed for a request: the last one that it generates is not."""
+        return min(len(job.prompt.token_ids) + max_tokens - 1, self._settings.max_model_len)
+
+    def _without_drafts_that_lack_blocks(self, job: Job, tokens: int) -> int:
+        """Tokens of a decode for which there are blocks, but one at least; else all."""
+        if not self._is_decode(job):
+            return tokens
+        blocks = len(self.pool.blocks_of(job.req_id)) + self.pool.num_free
+        places = blocks * self.pool.block_size - self._vl.batch.computed_of(job.req_id)
+        return min(tokens, max(1, places))
+
+    def _give_drafters_places(self, scheduled: dict[str, int]) -> None:
+        """Use blocks that are left for what a drafter writes past the step's tokens."""
+        for job in self.running:
+            if self._num_ahead and job.req_id in scheduled:
+                tokens = scheduled[job.req_id] + self._num_ahead
+                self._give_blocks(job, min(tokens, self._left(job)))
 
     def _make_room(self, job: Job, tokens: int) -> bool:
         """Give KV blocks, preempting the latest arrivals for them; False if that is the job."""
@@ -157,6 +220,8 @@ class Scheduler:
         return True
 
     def _preempt(self, job: Job) -> None:
+        *_, confirmed = self._counts(job)
+        self._vl.confirm(job.req_id, confirmed)
         self._vl.preempt(job.req_id)
         self.running.remove(job)
         self.waiting.appendleft(job)

@@ -8,17 +8,19 @@ import numpy as np
 import numpy.typing as npt
 
 from vlbatch.backends import NumpyBackend
-from vlbatch.batch import InputBatch
+from vlbatch.batch import InputBatch, ProposerInputBatch, own, shared
 from vlbatch.cache import EncoderCache
 from vlbatch.errors import InvalidField
 from vlbatch.features import FeatureInputs, FeatureSpec, FeatureStore
-from vlbatch.fields import Field, ragged, row
+from vlbatch.fields import Field, per_draft, ragged, row
 from vlbatch.order import DECODE, BatchOrder
 from vlbatch.runner.inputs import StepInputs
 from vlbatch.runner.settings import RunSettings
+from vlbatch.speculative import logit_tokens, num_drafts
 from vlbatch.step import VLBatch
 
 HostBatch = VLBatch[npt.NDArray[Any]]  # Any: fields differ in dtype
+DraftBatch = ProposerInputBatch[npt.NDArray[Any]]
 
 FEATURE_BYTES = 4
 """Bytes of a feature element; the engines run in float32."""
@@ -46,13 +48,23 @@ def moving_fields(settings: RunSettings) -> dict[str, Field]:
     return {f.name: f for f in fields if f.is_per_request and f.residency == "rows"}
 
 
-def make_batch(settings: RunSettings, hidden_size: int, tokens_per_second: float) -> HostBatch:
-    """Make the state of a run."""
+def make_batch(
+    settings: RunSettings, hidden_size: int, tokens_per_second: float, *, lookahead: int = 0
+) -> HostBatch:
+    """Make the state of a run; steps are confirmed one by one, when their outputs are read.
+
+    Args:
+        settings: of the run.
+        hidden_size: columns of a feature row.
+        tokens_per_second: of video positions.
+        lookahead: tokens past a chunk that a drafter reads.
+    """
     batch = InputBatch(
         declare_fields(settings),
         backend=NumpyBackend(),
         capacity=settings.max_num_seqs,
         max_model_len=settings.max_model_len,
+        num_drafts=settings.num_drafts,
         policy=settings.order,
         stable=settings.stable,
     )
@@ -60,9 +72,29 @@ def make_batch(settings: RunSettings, hidden_size: int, tokens_per_second: float
     features = FeatureStore(
         cache,
         encode_rows=settings.encode_rows,
+        lookahead=lookahead,
         spec=FeatureSpec(hidden_size=hidden_size, dtype="float32"),
     )
-    return VLBatch(batch, features, family="qwen2_5_vl", tokens_per_second=tokens_per_second)
+    return VLBatch(
+        batch,
+        features,
+        family="qwen2_5_vl",
+        tokens_per_second=tokens_per_second,
+        auto_confirm=False,
+    )
+
+
+def make_draft_batch(vl: HostBatch) -> DraftBatch:
+    """Make the drafts' fields, on the rows of the batch.
+
+    ``draft_tokens`` holds the newest token and the drafts after it, as a decode computes them.
+    """
+    fields = [
+        own(per_draft("draft_tokens", on_preempt="reset")),
+        own(row("num_drafts", dtype="int32", on_preempt="reset")),
+        shared("block_table"),
+    ]
+    return ProposerInputBatch(vl.batch, fields, backend=NumpyBackend())
 
 
 def make_cache(settings: RunSettings, hidden_size: int) -> EncoderCache:
@@ -83,11 +115,15 @@ def make_cache(settings: RunSettings, hidden_size: int) -> EncoderCache:
 
 
 def step_inputs(
-    vl: HostBatch, order: BatchOrder, features: FeatureInputs, positions: npt.NDArray[np.int64]
+    vl: HostBatch,
+    draft: DraftBatch,
+    order: BatchOrder,
+    features: FeatureInputs,
+    positions: npt.NDArray[np.int64],
 ) -> StepInputs:
     """Read one step's inputs from the fields.
 
-    A row whose chunk reaches its last known token gets logits.
+    Drafts and a row whose chunk reaches its last known token get logits.
     """
     batch = vl.batch
     num = order.num_reqs
@@ -98,7 +134,10 @@ def step_inputs(
         first = int(order.query_start[row_number])
         slot = int(order.slots[row_number])
         token_ids[first : first + stop - start] = batch["token_ids"][slot, start:stop]
-    sampling = sampling_rows(order)
+    drafts = num_drafts(order)
+    for row_number in np.flatnonzero(drafts).tolist():
+        first, count = int(order.query_start[row_number]), 1 + int(drafts[row_number])
+        token_ids[first + 1 : first + count] = draft["draft_tokens"][row_number, 1:count]
     return StepInputs(
         token_ids=token_ids,
         positions=positions,
@@ -107,10 +146,5 @@ def step_inputs(
         block_tables=batch["block_table"][:num],
         feature_tokens=features.tokens,
         features=features.arrays(),
-        logit_tokens=order.query_start[1:][sampling].astype(np.int64) - 1,
+        logit_tokens=logit_tokens(order),
     )
-
-
-def sampling_rows(order: BatchOrder) -> npt.NDArray[np.int64]:
-    """Rows whose chunk reaches the last known token: they sample one token."""
-    return np.flatnonzero(order.computed + order.scheduled >= order.prompt_lens)

@@ -10,7 +10,7 @@ from vlbatch.backends.base import Indices
 from vlbatch.backends.cuda.program import Kernels
 from vlbatch.backends.cuda.records import (
     RECORD_WORDS,
-    Words,
+    FeatureRuns,
     feature_runs,
     num_feature_words,
     write_features,
@@ -77,19 +77,18 @@ class FeatureGather:
             InvariantBroken: another number of tokens than rows, or a token outside the buffer.
 
         """
-        num_runs, write = self._plan(addresses, num_rows, tokens)
-        if not num_runs:
-            return
-        if num_feature_words(num_runs) > RECORD_WORDS:
-            self._stage(num_runs, write)
-            self._launch_staged(_blocks(len(tokens)), 0, self._stream())
-            return
-        write(self._record)
-        self._launch(_blocks(len(tokens)), 0, self._stream())
+        runs = self._plan(addresses, num_rows, tokens)
+        num_blocks = _blocks(runs.num_rows)
+        if num_feature_words(len(runs.addresses)) > RECORD_WORDS:
+            self._upload(runs)
+            self._launch_staged(num_blocks, 0, self._stream())
+        elif runs.num_rows:
+            write_features(self._record, runs, self._multiple)
+            self._launch(num_blocks, 0, self._stream())
 
     def stage(self, addresses: Sequence[int], num_rows: Sequence[int], tokens: Indices) -> None:
         """Upload what the next ``launch_staged`` copies; see ``gather``. Not to be captured."""
-        self._stage(*self._plan(addresses, num_rows, tokens))
+        self._upload(self._plan(addresses, num_rows, tokens))
 
     def launch_staged(self) -> None:
         """Copy what was staged last; nothing, if that was empty."""
@@ -97,23 +96,21 @@ class FeatureGather:
 
     def _plan(
         self, addresses: Sequence[int], num_rows: Sequence[int], tokens: Indices
-    ) -> tuple[int, Callable[[Words], None]]:
+    ) -> FeatureRuns:
         if sum(num_rows) != len(tokens):
             raise InvariantBroken(f"{sum(num_rows)} feature rows for {len(tokens)} tokens")
-        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._num_tokens:
-            raise InvariantBroken(
-                f"tokens in [{tokens.min()}, {tokens.max()}]; expected [0, {self._num_tokens})"
-            )
         runs = feature_runs(addresses, num_rows, tokens, self._row_bytes)
+        if runs.num_rows:
+            first, stop = runs.token_bounds()
+            if first < 0 or stop > self._num_tokens:
+                raise InvariantBroken(
+                    f"tokens in [{first}, {stop}); expected [0, {self._num_tokens})"
+                )
+        return runs
 
-        def write(record: Words) -> None:
-            write_features(record, runs, len(tokens), self._multiple)
-
-        return len(runs[0]), write
-
-    def _stage(self, num_runs: int, write: Callable[[Words], None]) -> None:
-        write(self._ring.slot())
-        self._ring.upload(self._staged.address, num_feature_words(num_runs), self._stream())
+    def _upload(self, runs: FeatureRuns) -> None:
+        num_words = write_features(self._ring.slot(), runs, self._multiple)
+        self._ring.upload(self._staged.address, num_words, self._stream())
 
 
 def _blocks(num_rows: int) -> int:

@@ -41,16 +41,9 @@ static_assert(sizeof(Slice) == 64, "the Python side builds these");
 struct Moves {
   int num_ops;
   int num_old_rows;
-  const int* destinations;
+  const int* destinations;  // in shared memory, the sources behind them
   const int* sources;
-  const int* widths;
-
-  __device__ Moves(const int* record, int ragged)
-      : num_ops(record[0]),
-        num_old_rows(record[1]),
-        destinations(record + kHeaderWords),
-        sources(destinations + num_ops),
-        widths(ragged < 0 ? nullptr : sources + num_ops + ragged * num_ops) {}
+  const int* widths;  // of the ragged field, or null
 };
 
 template <typename Word>
@@ -58,9 +51,13 @@ __device__ void copy_async(Word* shared, const Word* global) {
 #if __CUDA_ARCH__ >= 800
   if constexpr (sizeof(Word) >= 4) {
     const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(global),
-                 "n"(sizeof(Word))
-                 : "memory");
+    if constexpr (sizeof(Word) == 16) {  // not through L1
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+    } else {
+      asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(global),
+                   "n"(sizeof(Word))
+                   : "memory");
+    }
     return;
   }
 #endif
@@ -76,8 +73,8 @@ __device__ void wait_for_copies() {
 
 // Narrows the columns until those of all operations fit shared memory, and goes over them in turn.
 template <typename Word>
-__device__ void move_words(const Slice& slice, const Moves& moves, int4* shared, int shared_bytes) {
-  Word* staged = reinterpret_cast<Word*>(shared);
+__device__ void move_words(const Slice& slice, const Moves& moves, int4* data, int shared_bytes) {
+  Word* staged = reinterpret_cast<Word*>(data);
   const Word fill = *reinterpret_cast<const Word*>(&slice.fill);
   const int span = min(kSliceBytes, 1 << (31 - __clz(shared_bytes / moves.num_ops)));
   for (int at = 0; at < slice.bytes; at += span) {
@@ -113,8 +110,8 @@ __device__ void move_words(const Slice& slice, const Moves& moves, int4* shared,
 
 // Looks up every row number of the slice, moved or not; one that names no row becomes -1.
 template <typename Int>
-__device__ void remap(const Slice& slice, const Moves& moves, int4* shared) {
-  int* new_row_of = reinterpret_cast<int*>(shared);
+__device__ void remap(const Slice& slice, const Moves& moves, int4* data) {
+  int* new_row_of = reinterpret_cast<int*>(data);
   for (int row = threadIdx.x; row < moves.num_old_rows; row += blockDim.x) new_row_of[row] = row;
   __syncthreads();
   for (int op = threadIdx.x; op < moves.num_ops; op += blockDim.x)
@@ -132,26 +129,36 @@ __device__ void remap(const Slice& slice, const Moves& moves, int4* shared) {
   }
 }
 
+// Shared memory: the operations, and behind them shared_bytes for the data.
 __device__ void move_slice(const Slice* slices, const int* record, int shared_bytes) {
   extern __shared__ int4 shared[];
+  const int num_ops = record[0];
+  if (num_ops == 0) return;
+  const int* lists = record + kHeaderWords;
+  int* rows = reinterpret_cast<int*>(shared);
+  int4* data = shared + (num_ops + 1) / 2;
   const Slice slice = slices[blockIdx.x];
-  const Moves moves(record, slice.ragged);
-  if (moves.num_ops == 0) return;
+  for (int i = threadIdx.x; i < 2 * num_ops; i += blockDim.x) rows[i] = lists[i];
+  __syncthreads();
+  const Moves moves = {
+      num_ops, record[1], rows, rows + num_ops,
+      slice.ragged < 0 ? nullptr : lists + (2 + slice.ragged) * num_ops,
+  };
   if (slice.is_moved) {
     switch (slice.log2_word) {
-      case 0: move_words<unsigned char>(slice, moves, shared, shared_bytes); break;
-      case 1: move_words<unsigned short>(slice, moves, shared, shared_bytes); break;
-      case 2: move_words<unsigned int>(slice, moves, shared, shared_bytes); break;
-      case 3: move_words<uint2>(slice, moves, shared, shared_bytes); break;
-      default: move_words<uint4>(slice, moves, shared, shared_bytes);
+      case 0: move_words<unsigned char>(slice, moves, data, shared_bytes); break;
+      case 1: move_words<unsigned short>(slice, moves, data, shared_bytes); break;
+      case 2: move_words<unsigned int>(slice, moves, data, shared_bytes); break;
+      case 3: move_words<uint2>(slice, moves, data, shared_bytes); break;
+      default: move_words<uint4>(slice, moves, data, shared_bytes);
     }
   }
   if (slice.num_remapped_rows > 0) {
     switch (slice.remapped_bytes) {
-      case 1: remap<signed char>(slice, moves, shared); break;
-      case 2: remap<short>(slice, moves, shared); break;
-      case 4: remap<int>(slice, moves, shared); break;
-      default: remap<long long>(slice, moves, shared);
+      case 1: remap<signed char>(slice, moves, data); break;
+      case 2: remap<short>(slice, moves, data); break;
+      case 4: remap<int>(slice, moves, data); break;
+      default: remap<long long>(slice, moves, data);
     }
   }
 }

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
-from vlbatch.backends.cuda.program import Kernels
+from vlbatch.backends.cuda.program import Kernels, Launch
 from vlbatch.backends.cuda.records import (
     HEADER_WORDS,
     RECORD_WORDS,
     SLICE_BYTES,
     build_slices,
-    num_move_words,
     write_moves,
 )
 from vlbatch.backends.mover import RowArrays
@@ -24,10 +23,12 @@ if TYPE_CHECKING:
 
 S = TypeVar("S")
 
-_SHARED_BYTES = 64 * 1024
-"""Shared memory of a block that suffices for speed; with more moves its columns get narrower."""
+_DATA_BYTES = 64 * 1024
+"""Shared memory for a block's columns that suffices; with more moves they get narrower."""
 
 _WIDEST_WORD = 16
+_OP_BYTES = 8
+"""Source and destination, which a block keeps in shared memory too."""
 
 
 class CudaMover(Generic[S]):
@@ -61,57 +62,62 @@ class CudaMover(Generic[S]):
     ) -> None:
         self._rows = rows
         self._stream = stream
-        self._max_shared = max(_SHARED_BYTES, _WIDEST_WORD * rows.capacity)
-        if self._max_shared > kernels.max_shared_bytes:
+        self._max_data = max(_DATA_BYTES, _WIDEST_WORD * rows.capacity)
+        if self._shared_bytes(rows.capacity, self._max_data) > kernels.max_shared_bytes:
+            most = kernels.max_shared_bytes // (_WIDEST_WORD + _OP_BYTES) - 1
             raise InvalidField(
-                f"{rows.capacity} rows are too many for a block;"
-                f" expected at most {kernels.max_shared_bytes // _WIDEST_WORD}",
+                f"{rows.capacity} rows are too many for a block; expected at most {most}",
                 setting="capacity",
             )
         slices = build_slices(rows, address)
         self._num_slices = len(slices)
         self._slices = kernels.allocate(slices.nbytes)
         self._slices.fill(slices)
-        max_words = HEADER_WORDS + (2 + len(rows.ragged)) * rows.capacity
+        words_an_op = 2 + len(rows.ragged)
+        max_words = HEADER_WORDS + words_an_op * rows.capacity
+        self._max_by_value = (RECORD_WORDS - HEADER_WORDS) // words_an_op
+        self._min_data = 4 * rows.capacity if rows.row_valued else 0
         self._record = np.zeros(RECORD_WORDS, dtype=np.int32)
         self._staged = kernels.allocate(4 * max_words)
         self._ring = kernels.ring(4 * max_words, max_in_flight)
 
         table = np.array(self._slices.address, dtype=np.uint64)
-        self._shared = np.array(0, dtype=np.int32)
-        self._launch = kernels.launch("move_rows_by_value", table, self._shared, self._record)
-        self._launch_staged = kernels.launch(
-            "move_rows_staged",
-            table,
-            np.array(self._max_shared, dtype=np.int32),
-            np.array(self._staged.address, dtype=np.uint64),
-        )
+        self._data_bytes = np.zeros(1, dtype=np.int32)
+        staged = np.array(self._staged.address, dtype=np.uint64)
+        self._launch = kernels.launch("move_rows_by_value", table, self._data_bytes, self._record)
+        self._launch_staged = kernels.launch("move_rows_staged", table, self._data_bytes, staged)
 
     def move(self, moves: RowMoves) -> None:
         """Move rows, remap row numbers, set vacated rows to the default; lengths follow."""
-        if moves.is_identity:
+        num_ops = len(moves.sources) + len(moves.vacated)
+        if not num_ops:
             return
-        if num_move_words(moves, len(self._rows.ragged)) > RECORD_WORDS:
+        if num_ops > self._max_by_value:
             self.stage(moves)
-            self.launch_staged()
-            return
-        write_moves(self._record, moves, self._rows.ragged)
-        num_bytes = SLICE_BYTES * int(self._record[0])
-        shared = min(max(num_bytes, 4 * self._rows.capacity), self._max_shared)
-        self._shared[...] = shared
-        if self._num_slices:
-            self._launch(self._num_slices, shared, self._stream())
+            self._run(self._launch_staged, num_ops)
+        else:
+            write_moves(self._record, moves, self._rows.ragged)
+            self._run(self._launch, num_ops)
 
     def stage(self, moves: RowMoves) -> None:
         """Upload what the next ``launch_staged`` does; lengths follow at once.
 
         Not to be captured, unlike that launch.
         """
-        write_moves(self._ring.slot(), moves, self._rows.ragged)
-        num_words = num_move_words(moves, len(self._rows.ragged))
+        num_words = write_moves(self._ring.slot(), moves, self._rows.ragged)
         self._ring.upload(self._staged.address, num_words, self._stream())
 
     def launch_staged(self) -> None:
         """Do what was staged last; nothing, if that was no move. Launch it once a ``stage``."""
+        self._run(self._launch_staged, self._rows.capacity)
+
+    def _run(self, launch: Launch, max_ops: int) -> None:
+        data_bytes = max(min(SLICE_BYTES * max_ops, self._max_data), self._min_data)
+        self._data_bytes[0] = data_bytes
         if self._num_slices:
-            self._launch_staged(self._num_slices, self._max_shared, self._stream())
+            shared_bytes = self._shared_bytes(max_ops, data_bytes)
+            launch(self._num_slices, shared_bytes, self._stream())
+
+    @staticmethod
+    def _shared_bytes(max_ops: int, data_bytes: int) -> int:
+        return _OP_BYTES * (max_ops + 1) + data_bytes

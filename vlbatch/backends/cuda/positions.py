@@ -22,6 +22,12 @@ class DecodePositions:
         kernels: of the device that holds the arrays.
         capacity: slots.
         num_axes: axes of a position, which all get the same value.
+        out: address of int64 ``[num_axes, axis_stride]``.
+        axis_stride: elements from an axis to the next.
+        slot_of_row: address of int32 by row; -1 for a pad row.
+        index_of_row: address of int32 by row: index of the row's first token in its request.
+        query_start: address of int32 by row, one more than rows: the row's first token in the
+            step.
         stream: handle of the stream to work on, asked at each launch.
         max_in_flight: uploads that may be on their way before the host waits for the first.
 
@@ -33,25 +39,27 @@ class DecodePositions:
         *,
         capacity: int,
         num_axes: int,
+        out: int,
+        axis_stride: int,
+        slot_of_row: int,
+        index_of_row: int,
+        query_start: int,
         stream: Callable[[], int],
         max_in_flight: int = 3,
     ) -> None:
         self._stream = stream
         self._deltas = kernels.allocate(8 * capacity)
         self._ring = kernels.ring(8 * capacity, max_in_flight)
-        self._pointers = np.zeros(4, dtype=np.uint64)  # out, slot_of_row, index_of_row, query_start
-        self._stride = np.zeros((), dtype=np.int64)
-        self._counts = np.zeros(2, dtype=np.int32)  # rows, tokens
-        out, slot_of_row, index_of_row, query_start = (self._pointers[i : i + 1] for i in range(4))
+        self._counts = np.zeros(2, dtype=np.int32)
         self._launch = kernels.launch(
             "decode_positions",
-            out,
-            self._stride,
+            np.array(out, dtype=np.uint64),
+            np.array(axis_stride, dtype=np.int64),
             np.array(num_axes, dtype=np.int32),
             np.array(self._deltas.address, dtype=np.uint64),
-            slot_of_row,
-            index_of_row,
-            query_start,
+            np.array(slot_of_row, dtype=np.uint64),
+            np.array(index_of_row, dtype=np.uint64),
+            np.array(query_start, dtype=np.uint64),
             self._counts[:1],
             self._counts[1:],
         )
@@ -62,30 +70,10 @@ class DecodePositions:
         self._ring.slot()[: len(words)] = words
         self._ring.upload(self._deltas.address, len(words), self._stream())
 
-    def write(
-        self,
-        *,
-        out: int,
-        axis_stride: int,
-        slot_of_row: int,
-        index_of_row: int,
-        query_start: int,
-        num_rows: int,
-        num_tokens: int,
-    ) -> None:
-        """Write the positions of ``num_rows`` rows, and 0 for the tokens past theirs.
+    def write(self, num_rows: int, num_tokens: int) -> None:
+        """Write positions of the first ``num_rows`` rows, and 0 for tokens past theirs.
 
-        Args:
-            out: address of int64 ``[num_axes, >= num_tokens]``.
-            axis_stride: elements from an axis to the next.
-            slot_of_row: address of int32 ``[num_rows]``; -1 for a pad row.
-            index_of_row: address of int32 ``[num_rows]``, index of each row's first token.
-            query_start: address of int32 ``[num_rows + 1]``, first token of each row.
-            num_rows: rows, pads included.
-            num_tokens: tokens, pads included.
-
+        Both counts include pads.
         """
-        self._pointers[:] = (out, slot_of_row, index_of_row, query_start)
-        self._stride[...] = axis_stride
         self._counts[:] = (num_rows, num_tokens)
         self._launch(-(-max(num_rows, num_tokens, 1) // _THREADS), 0, self._stream())

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -108,14 +108,13 @@ def _log2_word(multiple: int) -> int:
     return (multiple & -multiple).bit_length() - 1
 
 
-def num_move_words(moves: RowMoves, num_ragged: int) -> int:
-    """Length of the record of some moves."""
-    num_ops = len(moves.sources) + len(moves.vacated)
-    return HEADER_WORDS + (2 + num_ragged) * num_ops
+def write_moves(record: Words, moves: RowMoves, ragged: Sequence[RaggedRows[S]]) -> int:
+    """Write the record of some moves, and bring the ragged lengths to their new rows.
 
+    Returns:
+        Words of the record.
 
-def write_moves(record: Words, moves: RowMoves, ragged: Sequence[RaggedRows[S]]) -> None:
-    """Write the record of some moves, and bring the ragged lengths to their new rows."""
+    """
     num_moves, num_vacated = len(moves.sources), len(moves.vacated)
     num_ops = num_moves + num_vacated
     record[0] = num_ops
@@ -139,12 +138,35 @@ def write_moves(record: Words, moves: RowMoves, ragged: Sequence[RaggedRows[S]])
             lengths[moves.vacated] = 0
         lengths[moves.destinations] = moved
         at += num_ops
+    return at
+
+
+class FeatureRuns(NamedTuple):
+    """Feature rows that lie one after the other and go to consecutive tokens.
+
+    Attributes:
+        addresses: int64 ``[num_runs]``, first byte of each run.
+        first_rows: int64 ``[num_runs]``, number of its first row among all of the step.
+        first_tokens: int64 ``[num_runs]``, token of its first row.
+        num_rows: of the step.
+
+    """
+
+    addresses: Indices
+    first_rows: Indices
+    first_tokens: Indices
+    num_rows: int
+
+    def token_bounds(self) -> tuple[int, int]:
+        """Half-open range of tokens that get a feature row; at least one run."""
+        lengths = np.diff(self.first_rows, append=self.num_rows)
+        return int(self.first_tokens.min()), int((self.first_tokens + lengths).max())
 
 
 def feature_runs(
     addresses: Sequence[int], num_rows: Sequence[int], tokens: Indices, row_bytes: int
-) -> tuple[Indices, Indices, Indices]:
-    """Join feature rows that lie one after the other and go to consecutive tokens.
+) -> FeatureRuns:
+    """Join feature rows into as few runs as possible.
 
     Args:
         addresses: first byte of each segment of feature rows.
@@ -152,20 +174,17 @@ def feature_runs(
         tokens: token of every feature row, segment after segment.
         row_bytes: bytes of a feature row.
 
-    Returns:
-        int64 ``[num_runs]`` each: address of the run's first row, its number, its token.
-
     """
-    counts = np.asarray(num_rows, np.int64)
-    first_addresses = np.asarray(addresses, np.int64)[counts > 0]
-    starts = (np.cumsum(counts) - counts)[counts > 0]
-    is_first = np.ones(len(tokens), dtype=np.bool_)
-    np.not_equal(tokens[1:], tokens[:-1] + 1, out=is_first[1:])
-    is_first[starts] = True
-    first_rows = np.flatnonzero(is_first)
+    counts = np.array(num_rows, dtype=np.int64)
+    starts = np.cumsum(counts) - counts
+    is_first = np.empty(len(tokens) + 1, dtype=np.bool_)
+    np.not_equal(np.diff(tokens), 1, out=is_first[1:-1])
+    is_first[starts] = True  # an empty last segment starts past the tokens
+    first_rows = np.flatnonzero(is_first[:-1])
     segments = np.searchsorted(starts, first_rows, side="right") - 1
     offsets = (first_rows - starts[segments]) * row_bytes
-    return first_addresses[segments] + offsets, first_rows, tokens[first_rows]
+    of_segments = np.array(addresses, dtype=np.int64)
+    return FeatureRuns(of_segments[segments] + offsets, first_rows, tokens[first_rows], len(tokens))
 
 
 def num_feature_words(num_runs: int) -> int:
@@ -173,15 +192,23 @@ def num_feature_words(num_runs: int) -> int:
     return HEADER_WORDS + 4 * num_runs
 
 
-def write_features(
-    record: Words, runs: tuple[Indices, Indices, Indices], num_rows: int, multiple: int
-) -> None:
-    """Write the record of a step's features; ``multiple`` has every bit of sizes and addresses."""
-    addresses, first_rows, first_tokens = runs
-    num_runs = len(addresses)
-    multiple |= int(np.bitwise_or.reduce(addresses)) if num_runs else 0
-    record[:HEADER_WORDS] = (num_runs, num_rows, _log2_word(multiple), 0)
+def write_features(record: Words, runs: FeatureRuns, multiple: int) -> int:
+    """Write the record of a step's features.
+
+    Args:
+        record: words to write to.
+        runs: what is copied.
+        multiple: the buffer's address and the bytes of a row, joined by or.
+
+    Returns:
+        Words of the record.
+
+    """
+    num_runs = len(runs.addresses)
+    multiple |= int(np.bitwise_or.reduce(runs.addresses))
+    record[:HEADER_WORDS] = (num_runs, runs.num_rows, _log2_word(multiple), 0)
     lists = record[HEADER_WORDS : num_feature_words(num_runs)]
-    lists[: 2 * num_runs] = addresses.view(np.int32)
-    lists[2 * num_runs : 3 * num_runs] = first_rows
-    lists[3 * num_runs :] = first_tokens
+    lists[: 2 * num_runs] = runs.addresses.view(np.int32)
+    lists[2 * num_runs : 3 * num_runs] = runs.first_rows
+    lists[3 * num_runs :] = runs.first_tokens
+    return num_feature_words(num_runs)

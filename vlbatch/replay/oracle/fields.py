@@ -121,10 +121,10 @@ class OracleFields:
 
 def same_value(expected: object, got: object) -> bool:
     """Equality of numbers (floats as float32 would keep them), lists and objects."""
-    if expected is UNCHECKED:
+    if expected is UNCHECKED or expected == got:
         return True
     if isinstance(expected, (list, tuple)) and isinstance(got, (list, tuple)):
         return len(expected) == len(got) and all(map(same_value, expected, got))
     if isinstance(expected, float) and isinstance(got, (int, float)):
         return abs(expected - got) <= 1e-6 * max(1.0, abs(expected))
-    return expected == got
+    return False

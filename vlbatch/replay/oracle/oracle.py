@@ -6,10 +6,11 @@ from collections.abc import Collection, Mapping
 
 from vlbatch.replay.oracle import refusals
 from vlbatch.replay.oracle.cache import OracleCache, OracleEntry
-from vlbatch.replay.oracle.fields import FieldRule, OracleFields, same_value
+from vlbatch.replay.oracle.fields import FieldRule, OracleFields
 from vlbatch.replay.oracle.positions import prompt_positions
 from vlbatch.replay.oracle.requests import OracleRequest
 from vlbatch.replay.oracle.rows import OracleRows
+from vlbatch.replay.oracle.state import compare_state
 from vlbatch.replay.oracle.step import ExpectedStep, compare_step
 from vlbatch.replay.oracle.values import (
     Finding,
@@ -303,53 +304,4 @@ class Oracle:
     # -- state -------------------------------------------------------------------------------
     def compare(self, seen: ObservedState) -> list[Finding]:
         """All differences between what the library holds and what it should hold."""
-        live = {r: request for r, request in self.requests.items() if request.live}
-        preempted = [r for r, request in self.requests.items() if not request.live]
-        findings: list[Finding] = []
-
-        def same(what: str, expected: object, got: object, req_id: str | None = None) -> None:
-            if not same_value(expected, got):
-                findings.append(Finding(what, expected, got, req_id))
-
-        same("rows", self.rows.rows, seen.rows)
-        same("live requests", sorted(live), sorted(seen.slots))
-        same("preempted requests", sorted(preempted), sorted(seen.preempted))
-        if findings:
-            return findings
-        same("slots in use", len(live), len(set(seen.slots.values())))
-        for req_id, request in live.items():
-            slot = seen.slots[req_id]
-            request.slot = slot if request.slot is None else request.slot
-            same("slot", request.slot, slot, req_id)
-            counts = (request.prompt_len, request.computed, request.confirmed)
-            same("prompt, computed, confirmed tokens", counts, seen.progress[req_id], req_id)
-            expected = self.fields.expected(req_id, self.rows.rows)
-            for name, value in expected.items():
-                same(f"field {name!r}", value, seen.values[req_id][name], req_id)
-                same(f"stored field {name!r}", value, seen.stored[req_id][name], req_id)
-        for req_id, request in self.requests.items():
-            same("tokens with a known id", request.known_tokens, seen.known_tokens[req_id], req_id)
-            same("delta", request.delta, seen.deltas[req_id], req_id)
-        same("ring of rows", self.fields.expected_ring(self.rows.rows), seen.whole.get("ring"))
-        for row, owner in enumerate(self.rows.rows):
-            if owner is not None:
-                same(f"entry {row} of the list that follows", owner, seen.followed[row], owner)
-        same("mirror of the cache", sorted(self.cache.entries), sorted(seen.mirror))
-        findings += self._compare_cache(seen)
-        return findings
-
-    def _compare_cache(self, seen: ObservedState) -> list[Finding]:
-        cache = self.cache
-        findings = []
-        usage = (cache.used, cache.free, cache.reclaimable)
-        expected = {
-            key: (entry.rows, entry.ready, frozenset(entry.references))
-            for key, entry in cache.entries.items()
-        }
-        for key in sorted(expected.keys() | seen.entries.keys()):
-            if expected.get(key) != seen.entries.get(key):
-                what = f"cache entry {key} (rows, ready, references)"
-                findings.append(Finding(what, expected.get(key), seen.entries.get(key)))
-        if usage != seen.usage:
-            findings.append(Finding("used, free, reclaimable feature rows", usage, seen.usage))
-        return findings
+        return compare_state(self.requests, self.rows, self.fields, self.cache, seen)

@@ -71,6 +71,8 @@ class OracleRequest:
         """Token, item number and feature row of every place in ``[start, stop)``, by token."""
         found = []
         for number, item in enumerate(self.items):
+            if item.stop <= start or item.offset >= stop:
+                continue
             for row, token in enumerate(item.places()):
                 if start <= token < stop:
                     found.append((token, number, row))

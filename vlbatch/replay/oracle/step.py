@@ -119,9 +119,10 @@ def _compare_features(
     for number, value in got:
         token = tokens[number] if 0 <= number < len(tokens) else ("(outside the step)", number)
         delivered.setdefault(token, []).append(value)
+    in_row_order = [*tokens, *sorted(delivered.keys() - set(tokens))]
     wrong = [
         token
-        for token in sorted(expected.keys() | delivered.keys())
+        for token in in_row_order
         if delivered.get(token) != ([expected[token]] if token in expected else None)
     ]
     if not wrong:

@@ -131,8 +131,8 @@ class ObservedState:
         preempted: requests that can be resumed.
         progress: live request -> prompt length, computed and confirmed tokens.
         known_tokens: request -> tokens with a known id.
-        values: live request -> field -> its value, read by name.
         stored: live request -> field -> what lies in the array at its row or slot.
+        values: live request -> field -> its value as the library reads it; empty if not read.
         whole: field of the whole batch -> its values.
         followed: row -> entry of a list that follows the rows from outside.
         usage: used, free and reclaimable feature rows of the cache.
@@ -147,8 +147,8 @@ class ObservedState:
     preempted: list[str] = field(default_factory=list)
     progress: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     known_tokens: dict[str, int] = field(default_factory=dict)
-    values: dict[str, dict[str, object]] = field(default_factory=dict)
     stored: dict[str, dict[str, object]] = field(default_factory=dict)
+    values: dict[str, dict[str, object]] = field(default_factory=dict)
     whole: dict[str, object] = field(default_factory=dict)
     followed: list[object] = field(default_factory=list)
     usage: tuple[int, int, int] = (0, 0, 0)

@@ -14,7 +14,6 @@ this step are given up: its own, then those of requests admitted later, the late
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import deepcopy
 
 from vlbatch.replay.oracle.cache import OracleCache
 from vlbatch.replay.oracle.requests import OracleRequest
@@ -35,6 +34,15 @@ class _Scratch:
         self.hits: list[Key] = []
         self.held: list[Key] = []
         self.findings: list[Finding] = []
+
+    def copy(self) -> _Scratch:
+        """A copy that can be changed."""
+        twin = _Scratch(dict(self.rows), dict(self.evictable))
+        twin.evicted, twin.encode = list(self.evicted), list(self.encode)
+        twin.hits, twin.held = list(self.hits), list(self.held)
+        twin.refer, twin.give_up = dict(self.refer), dict(self.give_up)
+        twin.used, twin.findings = set(self.used), list(self.findings)
+        return twin
 
 
 class Walk:
@@ -112,7 +120,7 @@ class Walk:
         stop = self._uncut(request, start, stop)
         before = self.scratch
         while stop > start:
-            self.scratch = deepcopy(before)
+            self.scratch = before.copy()
             end = self._try(request, start, stop)
             if end == stop:
                 return stop - start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -104,9 +105,15 @@ class Column:
             return []
         return [sum(region <= bound for region in order) for bound in range(3)]
 
-    def all_faults(self) -> list[str]:
+    def has_bound(self, bound: int) -> bool:
+        """Whether there are rows on both sides of the end of a region."""
+        bounds = self.region_bounds()
+        return bool(bounds) and 0 < bounds[bound] < len(self.cells)
+
+    @property
+    def num_faults(self) -> int:
         """Faults of the step and of its cells."""
-        return [*self.faults, *(fault for cell in self.cells for fault in cell.faults)]
+        return len(self.faults) + sum(len(cell.faults) for cell in self.cells)
 
 
 @dataclass(slots=True)
@@ -129,9 +136,24 @@ class Timeline:
         """Rows in use at most."""
         return max((cell.row + 1 for c in self.columns for cell in c.cells), default=0)
 
-    def first_fault(self) -> tuple[Column, str] | None:
-        """The first step with a fault, and what it is."""
+    def cells(self) -> Iterator[tuple[int, Column, Cell]]:
+        """Every cell, with the number of its column from 0 on."""
+        for step, column in enumerate(self.columns):
+            for cell in column.cells:
+                yield step, column, cell
+
+    def faults(self, column: Column) -> list[str]:
+        """Faults of a step, with the request and row of those of a cell."""
+        of_cells = [
+            f"{self.requests[cell.request]} in row {cell.row}: {fault}"
+            for cell in column.cells
+            for fault in cell.faults
+        ]
+        return [*of_cells, *column.faults]
+
+    def first_fault(self) -> tuple[int, str] | None:
+        """Number of the first step with a fault, and what it is."""
         for column in self.columns:
-            for fault in column.all_faults():
-                return column, fault
+            for fault in self.faults(column):
+                return column.number, fault
         return None

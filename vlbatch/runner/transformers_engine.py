@@ -1,0 +1,320 @@
+"""The second reference engine: transformers' Qwen2.5-VL on torch, CPU or CUDA.
+
+Rules
+- The model is not changed: its text layers name our attention function in transformers' registry,
+  and the step travels to them as a keyword argument.
+- Every tensor that a text forward reads lies in ``StepBuffers``, allocated once: a captured graph
+  finds it again. Pad tokens write to, and read from, one KV slot that nothing else uses.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from vlbatch.errors import MissingDependency, VlbatchError
+from vlbatch.runner._checks import check_feature_rows, check_inputs, count_feature_rows
+from vlbatch.runner._quiet import quiet_libraries
+from vlbatch.runner.inputs import Features, MediaPatches, StepInputs
+from vlbatch.runner.paged import plan_attention
+
+
+@contextmanager
+def _without_torchcodec() -> Iterator[None]:
+    """Hide a package of that name: PaddleFormers' video codec poses as it and breaks the import."""
+    known = sys.modules.get("torchcodec")
+    sys.modules["torchcodec"] = None  # type: ignore[assignment]  # Python's way to forbid an import
+    try:
+        yield
+    finally:
+        if known is None:
+            del sys.modules["torchcodec"]
+        else:
+            sys.modules["torchcodec"] = known
+
+
+try:
+    with quiet_libraries(), _without_torchcodec():
+        import torch
+        from torch import Tensor
+        from transformers import Qwen2_5_VLForConditionalGeneration
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+except ModuleNotFoundError as error:
+    raise MissingDependency(
+        f"the transformers engine needs {error.name}: pip install 'vlbatch[torch]'"
+    ) from error
+
+_ATTENTION_NAME = "vlbatch_paged"
+
+
+@dataclass(slots=True)
+class StepBuffers:
+    """Inputs of a text forward at fixed addresses; a forward of ``n`` tokens reads the first n.
+
+    Attributes:
+        embeddings: float32 ``[max_tokens, hidden]``, features merged in.
+        positions: int64 ``[3, max_tokens]``.
+        kv_slots: int64 ``[max_tokens]`` where each token's key and value go.
+        context: int64 ``[max_tokens, max_context]`` KV slots that a token attends to.
+        visible: bool ``[max_tokens, max_context]`` which of them exist.
+    """
+
+    embeddings: Tensor
+    positions: Tensor
+    kv_slots: Tensor
+    context: Tensor
+    visible: Tensor
+
+    def named(self) -> dict[str, Tensor]:
+        """Name -> tensor."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class PagedStep:
+    """What the attention function needs of a step; views of the buffers.
+
+    Attributes:
+        keys: ``[layers, kv_slots + 1, kv_heads, head_dim]``, the last slot for pads.
+        values: the same.
+        kv_slots, context, visible: see ``StepBuffers``, first ``n`` tokens.
+    """
+
+    keys: Tensor
+    values: Tensor
+    kv_slots: Tensor
+    context: Tensor
+    visible: Tensor
+
+
+class TransformersEngine:
+    """A Qwen2.5-VL of transformers with a paged KV cache, in float32.
+
+    Args:
+        model_dir: folder in the Hugging Face layout.
+        num_blocks: KV blocks of the cache.
+        block_size: tokens a block.
+        max_tokens: most tokens of one forward.
+        max_context: longest request, tokens.
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+
+    Attributes:
+        hidden_size: width of a feature row.
+        vocab_size: width of a row of logits.
+        buffers: what a text forward reads.
+
+    Raises:
+        VlbatchError: the folder holds no Qwen2.5-VL, or the device is not there.
+    """
+
+    def __init__(
+        self,
+        model_dir: Path,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_tokens: int,
+        max_context: int,
+        device: str = "cpu",
+    ) -> None:
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            raise VlbatchError(f"torch has no device {device!r}", setting="device")
+        ALL_ATTENTION_FUNCTIONS.register(_ATTENTION_NAME, _paged_attention)
+        try:
+            with quiet_libraries():
+                model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+                    model_dir, dtype=torch.float32
+                )
+        except (OSError, ValueError) as error:
+            raise VlbatchError(f"cannot load {model_dir}: {error}", setting="model") from error
+        model.eval().to(device)
+        text = model.config.text_config
+        language_model = model.model.language_model
+        language_model.config._attn_implementation = _ATTENTION_NAME  # noqa: SLF001 (public knob)
+        self.device = torch.device(device)
+        self.hidden_size: int = text.hidden_size
+        self.vocab_size: int = text.vocab_size
+        self._visual = model.model.visual
+        self._language_model = language_model
+        self._embed_weight: Tensor = language_model.embed_tokens.weight.detach()
+        self._lm_head = model.lm_head
+        vision = model.config.vision_config
+        self._merge: int = vision.spatial_merge_size
+        self._patch_dim: int = (
+            vision.in_channels * vision.temporal_patch_size * (vision.patch_size**2)
+        )
+        self._num_blocks, self._block_size = num_blocks, block_size
+        self.pad_slot = num_blocks * block_size
+        head_dim = text.hidden_size // text.num_attention_heads
+        cache = (text.num_hidden_layers, self.pad_slot + 1, text.num_key_value_heads, head_dim)
+        self._keys = torch.zeros(cache, device=self.device)
+        self._values = torch.zeros(cache, device=self.device)
+        self.buffers = self._make_buffers(max_tokens, max_context)
+
+    def _make_buffers(self, max_tokens: int, max_context: int) -> StepBuffers:
+        def ints(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int64, device=self.device)
+
+        visible = torch.zeros(max_tokens, max_context, dtype=torch.bool, device=self.device)
+        embeddings = torch.zeros(max_tokens, self.hidden_size, device=self.device)
+        return StepBuffers(
+            embeddings,
+            ints(3, max_tokens),
+            ints(max_tokens),
+            ints(max_tokens, max_context),
+            visible,
+        )
+
+    # -- the engine's contract -----------------------------------------------------------------
+    def encode(self, items: Sequence[MediaPatches]) -> list[Features]:
+        """Run the vision tower once over all items; one ``[t*h*w / merge**2, hidden]`` an item.
+
+        Raises:
+            InvalidItem: patches and grid of an item disagree.
+        """
+        rows = count_feature_rows(items, merge=self._merge, patch_dim=self._patch_dim)
+        if not items:
+            return []
+        patches = torch.from_numpy(np.concatenate([item.patches for item in items]))
+        grid_thw = torch.tensor([item.grid_thw for item in items], device=self.device)
+        with torch.no_grad():
+            out = self._visual(patches.to(self.device), grid_thw=grid_thw)
+        features = getattr(out, "pooler_output", out)  # transformers 5 wraps it
+        return [part.clone() for part in torch.split(features, rows)]
+
+    def forward(self, inputs: StepInputs) -> npt.NDArray[np.float32]:
+        """Write the step's KV into the paged cache and return logits ``[num_logits, vocab]``.
+
+        Raises:
+            InvalidField: an index or shape of ``inputs`` is wrong; nothing was written.
+            FeatureRowsMismatch: features do not fill ``feature_tokens``; nothing was written.
+        """
+        num_tokens = self.load(inputs)
+        with torch.no_grad():
+            return self.logits(self.run_text(num_tokens), inputs.logit_tokens)
+
+    # -- in parts, for captured graphs ---------------------------------------------------------
+    def load(self, inputs: StepInputs, *, padded_tokens: int = 0, poison: bool = False) -> int:
+        """Write a step into the buffers, pads included; returns its number of tokens.
+
+        Args:
+            inputs: the step.
+            padded_tokens: tokens that the forward will read; at least those of the step.
+            poison: embeddings of pads are NaN, to prove that nothing real reads them.
+        """
+        check_inputs(inputs, vocab_size=self.vocab_size)
+        features = [self._as_tensor(rows) for rows in inputs.features]
+        shapes = [tuple(rows.shape) for rows in features]
+        check_feature_rows(inputs, shapes, hidden_size=self.hidden_size)
+        plan_attention(inputs, num_blocks=self._num_blocks, block_size=self._block_size)
+        num, buffers = inputs.token_ids.size, self.buffers
+        ids = torch.from_numpy(inputs.token_ids).to(self.device)
+        buffers.embeddings[:num] = self._embed_weight[ids]
+        if features:
+            places = torch.from_numpy(inputs.feature_tokens).to(self.device)
+            buffers.embeddings[places] = torch.cat(features)
+        buffers.positions[:, :num] = torch.from_numpy(inputs.positions).to(self.device)
+        slots, context, visible = self._token_contexts(inputs, buffers.context.shape[1])
+        buffers.kv_slots[:num] = slots
+        buffers.context[:num] = context
+        buffers.visible[:num] = visible
+        self._write_pads(num, padded_tokens, poison)
+        return num
+
+    def _write_pads(self, num: int, padded_tokens: int, poison: bool) -> None:
+        pads, buffers = slice(num, max(num, padded_tokens)), self.buffers
+        buffers.embeddings[pads] = float("nan") if poison else 0.0
+        buffers.positions[:, pads] = 0
+        buffers.kv_slots[pads] = self.pad_slot
+        buffers.context[pads] = self.pad_slot
+        buffers.visible[pads] = False
+        buffers.visible[pads, 0] = True
+
+    def _token_contexts(self, inputs: StepInputs, width: int) -> tuple[Tensor, Tensor, Tensor]:
+        """KV slots of each token and of what it attends to; unused entries repeat its own slot."""
+        lengths = np.diff(inputs.query_start).astype(np.int64)
+        row = np.repeat(np.arange(lengths.size), lengths)
+        index = np.arange(row.size) - inputs.query_start[:-1].astype(np.int64)[row]
+        index += inputs.computed.astype(np.int64)[row]
+        reach = np.minimum(np.arange(width), index[:, None])
+        tables = inputs.block_tables.astype(np.int64)
+        size = self._block_size
+        context = tables[row[:, None], reach // size] * size + reach % size
+        slots = tables[row, index // size] * size + index % size
+        visible = np.arange(width) <= index[:, None]
+        moved = [torch.from_numpy(a).to(self.device) for a in (slots, context, visible)]
+        return moved[0], moved[1], moved[2]
+
+    def run_text(self, num_tokens: int) -> Tensor:
+        """Text layers over the first ``num_tokens`` of the buffers; ``[num_tokens, hidden]``.
+
+        Call it without gradients.
+        """
+        buffers, n = self.buffers, num_tokens
+        step = PagedStep(
+            self._keys, self._values,
+            buffers.kv_slots[:n], buffers.context[:n], buffers.visible[:n],
+        )  # fmt: skip
+        hidden = buffers.embeddings[:n].unsqueeze(0)
+        rotary = self._language_model.rotary_emb(hidden, buffers.positions[:, :n].unsqueeze(1))
+        for layer in self._language_model.layers:
+            out = layer(hidden, attention_mask=None, position_embeddings=rotary, paged_step=step)
+            hidden = out[0] if isinstance(out, tuple) else out
+        normed: Tensor = self._language_model.norm(hidden).squeeze(0)
+        return normed
+
+    def logits(self, hidden: Tensor, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """Logits of some tokens, on the host; call it without gradients."""
+        picked = hidden[torch.from_numpy(tokens).to(self.device)]
+        array: npt.NDArray[np.float32] = self._lm_head(picked).cpu().numpy()
+        return array
+
+    def _as_tensor(self, rows: Features) -> Tensor:
+        if isinstance(rows, Tensor):
+            return rows
+        return torch.as_tensor(np.asarray(rows), dtype=torch.float32, device=self.device)
+
+
+def _paged_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,  # noqa: ARG001 (the registry's signature)
+    scaling: float,
+    paged_step: PagedStep,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """Write keys and values of all tokens, then let each token attend to its own context.
+
+    Args:
+        module: the attention layer; its ``layer_idx`` picks the cache.
+        query: ``[1, heads, tokens, dim]``.
+        key: ``[1, kv_heads, tokens, dim]``.
+        value: the same.
+        attention_mask: not used.
+        scaling: of the scores.
+        paged_step: see ``PagedStep``.
+
+    Returns:
+        ``[1, tokens, heads, dim]`` and no weights.
+    """
+    keys, values = paged_step.keys[module.layer_idx], paged_step.values[module.layer_idx]
+    keys[paged_step.kv_slots] = key[0].transpose(0, 1)
+    values[paged_step.kv_slots] = value[0].transpose(0, 1)
+    context = paged_step.context
+    out = torch.nn.functional.scaled_dot_product_attention(
+        query[0].transpose(0, 1).unsqueeze(2),  # [tokens, heads, 1, dim]
+        keys[context].transpose(1, 2),  # [tokens, kv_heads, context, dim]
+        values[context].transpose(1, 2),
+        attn_mask=paged_step.visible[:, None, None],
+        scale=scaling,
+        enable_gqa=True,
+    )
+    return out.squeeze(2).unsqueeze(0), None
