@@ -73,7 +73,8 @@ class VLBatch(Generic[E]):
         tokens_per_second: of families with timed videos.
         auto_confirm: a completed step is confirmed at once; else call ``confirm``.
         before_leave: called with a live request's id just before it leaves by ``remove``,
-            ``preempt`` or failure, while its fields can still be read: free its KV blocks here.
+            ``preempt``, ``reset`` or failure, while its fields can still be read: free its KV
+            blocks here.
     """
 
     def __init__(
@@ -185,10 +186,14 @@ class VLBatch(Generic[E]):
 
         """
         limits = {r: min(n, self.batch.remaining_of(r)) for r, n in wanted.items()}
-        return self.features.ask(self._chunks(limits))
+        return {**limits, **self.features.ask(self._chunks(limits))}
 
     def _chunks(self, scheduled: Scheduled) -> dict[str, tuple[int, int]]:
-        return {r: (self.batch.computed_of(r), n) for r, n in scheduled.items()}
+        """Chunks that may touch an item: those of prompts. Decodes are behind every item."""
+        return {
+            req_id: (start, scheduled[req_id])
+            for req_id, start in self.batch.prompts_at(scheduled).items()
+        }
 
     def begin(self, scheduled: Scheduled) -> Step:
         """Start a step: refuse it, or pin what is cached and reserve what is not.
@@ -202,14 +207,16 @@ class VLBatch(Generic[E]):
 
         """
         self.batch.check_schedule(scheduled)
-        plan = self.features.plan(self._chunks(scheduled))
+        rest = dict(scheduled)
+        plan = self.features.plan(self._chunks(rest))
         failed = plan.failed
-        rest = {r: n for r, n in scheduled.items() if r not in failed}
-        if failed:
-            for req_id in failed:
-                self.remove(req_id)
+        if failed:  # they have no part in the plan, and are still here: nothing fits less well
+            rest = {r: n for r, n in scheduled.items() if r not in failed}
             plan = self.features.plan(self._chunks(rest))
-        return Step(rest, self.features.reserve(plan), {**failed})
+        step = Step(rest, self.features.reserve(plan), {**failed})
+        for req_id in failed:
+            self.remove(req_id)
+        return step
 
     def encode(self, step: Step, encoder: Encoder, *, max_rows: int | None = None) -> None:
         """Encode what the step needs, in calls of at most ``max_rows`` feature rows.
@@ -263,7 +270,9 @@ class VLBatch(Generic[E]):
         """
         if step.open:
             raise StaleOrder(f"not encoded yet: {sorted(step.open)}; commit or abandon the step")
-        live = {r: n for r, n in step.scheduled.items() if self.batch.is_live(r)}
+        live = step.scheduled
+        if not self.batch.are_live(live):
+            live = {r: n for r, n in live.items() if self.batch.is_live(r)}
         return self.batch.apply(self.batch.plan(live))
 
     def gather(self, order: BatchOrder, *, shift: int = 0) -> FeatureInputs:
@@ -316,6 +325,8 @@ class VLBatch(Generic[E]):
     # -- whole -------------------------------------------------------------------------------
     def reset(self) -> None:
         """Drop every request and open step; field addresses and ready cache entries stay."""
+        for req_id in self.batch.req_ids:
+            self._leave(req_id)
         for req_id in self.positions.req_ids:
             self.positions.remove(req_id)
         self.features.reset()

@@ -19,9 +19,10 @@ import numpy as np
 import paddle
 
 from vlbatch.backends.base import Indices, Layout, pow2_buckets
+from vlbatch.backends.cuda import CudaMover, Kernels, is_available
 from vlbatch.backends.dtypes import BFLOAT16, HostArray
 from vlbatch.backends.host import HostOperations
-from vlbatch.backends.mover import GroupMover, RowArrays
+from vlbatch.backends.mover import GroupMover, Mover, RowArrays
 from vlbatch.errors import InvalidField, InvariantBroken
 
 _STRIDE_FLAG = "FLAGS_use_stride_kernel"
@@ -72,6 +73,7 @@ class PaddleTensorBackend:
     def __init__(self, place: str | None = None) -> None:
         _check_views("move its own tensors in place")
         self._place = place or paddle.get_device()
+        self.fused = self._place.startswith("gpu") and is_available()
 
     def allocate(self, num_elements: int, dtype: str) -> paddle.Tensor:
         """Allocate one zeroed flat block."""
@@ -148,9 +150,15 @@ class PaddleTensorBackend:
         """First byte of the tensor."""
         return int(array.data_ptr())
 
-    def mover(self, rows: RowArrays[paddle.Tensor]) -> GroupMover[paddle.Tensor]:
-        """Move group by group."""
-        return GroupMover(self, rows)
+    def mover(self, rows: RowArrays[paddle.Tensor]) -> Mover:
+        """Move everything in one launch, or group by group."""
+        if not self.fused:
+            return GroupMover(self, rows)
+        return CudaMover(Kernels(), rows, address=self.address, stream=self._stream)
+
+    def _stream(self) -> int:
+        """Handle of Paddle's current stream on the place."""
+        return int(paddle.device.current_stream(self._place).stream_base.cuda_stream)
 
     def _tensor(self, values: HostArray, like: paddle.Tensor) -> paddle.Tensor:
         """Host values on the tensor's place and in its dtype (uint16 bits become bfloat16)."""

@@ -71,7 +71,7 @@ class FeatureBuffer:
 
     def _fits(self, features: torch.Tensor) -> bool:
         like = self.embeds
-        alike = features.dtype == like.dtype and features.get_device() == like.get_device()
+        alike = features.dtype == like.dtype and features.device == like.device
         shaped = features.ndim == 2 and features.shape[1] == like.shape[1]
         return bool(alike and shaped and features.is_contiguous())
 

@@ -9,7 +9,7 @@ Rules
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, get_args
 
@@ -192,6 +192,26 @@ class InputBatch(FieldAccess[E], Generic[E]):
     def is_live(self, req_id: str) -> bool:
         """Whether the request has a slot."""
         return req_id in self._table.slots
+
+    def are_live(self, req_ids: Iterable[str]) -> bool:
+        """Whether each of the requests has a slot."""
+        return self._table.slots.keys() >= set(req_ids)
+
+    def prompts_at(self, req_ids: Collection[str]) -> dict[str, int]:
+        """Which of these live requests are in their prompt: req_id -> computed tokens.
+
+        Raises:
+            UnknownRequest: one is not in the batch.
+        """
+        try:
+            slots = self._table.slots_of(req_ids)
+        except KeyError as error:
+            raise UnknownRequest("is not in the batch", req_id=error.args[0]) from None
+        computed = self.progress.computed[slots]
+        in_prompt = computed < self.progress.prompt_len[slots]
+        if not in_prompt.any():
+            return {}
+        return {r: int(computed[i]) for i, r in enumerate(req_ids) if in_prompt[i]}
 
     def remaining_of(self, req_id: str) -> int:
         """Most tokens that a live request can be scheduled for; raises ``UnknownRequest``."""

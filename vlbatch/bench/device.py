@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from vlbatch.backends.cuda import CudaMover
+from vlbatch.backends.cuda.records import RECORD_WORDS
 from vlbatch.backends.torch_backend import TorchTensorBackend
 from vlbatch.backends.torch_inputs import FeatureBuffer, PositionBuffer
 from vlbatch.bench.harness import Timing, machine, measure
@@ -83,7 +84,11 @@ class DeviceFigures:
             for name, timing in self.walls.items()
             if name.startswith(("pairwise", "index_select", "torch"))
         }
-        return {"move / empty launch": ours / self.walls["empty launch"].median, **peers}
+        return {
+            "move / empty launch": ours / self.walls["empty launch"].median,
+            "move / empty record": ours / self.walls["empty record"].median,
+            **peers,
+        }
 
 
 # -- what is moved ---------------------------------------------------------------------------------
@@ -237,6 +242,13 @@ def time_moves(
         stream=backend.stream,
     )
     empty = backend.kernels().launch("do_nothing")
+    no_ops = backend.kernels().launch(
+        "move_rows_by_value",
+        np.zeros(1, dtype=np.uint64),
+        np.zeros(1, dtype=np.int32),
+        np.zeros(RECORD_WORDS, dtype=np.int32),
+    )
+    num_fields = sum(f.is_per_request and f.residency == "rows" for f in storage.registry.values())
     no_moves = place_rows(np.full(NUM_REQS, DECODE), np.full(NUM_REQS, -1))
 
     def by_upload() -> None:
@@ -246,6 +258,7 @@ def time_moves(
     quick: dict[str, Launches] = {
         "nothing": lambda: None,
         "empty launch": lambda: empty(1, 0, backend.stream()),
+        "empty record": lambda: no_ops(num_fields, 0, backend.stream()),
         "move": lambda: mover.move(moves),
         "move by upload": by_upload,
         "nothing to move": lambda: mover.move(no_moves),
@@ -265,7 +278,6 @@ def time_moves(
         "index_select a field": lambda: select.step(work.classes(next(turns[1]))),
     }
     walls |= wall_times(slow, peer_rounds)
-    num_fields = sum(f.is_per_request and f.residency == "rows" for f in storage.registry.values())
     return walls, issues, num_fields
 
 

@@ -12,8 +12,10 @@ import warnings
 import click
 
 from vlbatch import __version__
+from vlbatch.bench.cli import bench_command
 from vlbatch.cli.run import run_command
 from vlbatch.errors import VlbatchError
+from vlbatch.replay.cli import replay_command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -22,7 +24,8 @@ def cli() -> None:
     """Batch state for vision-language model runners."""
 
 
-cli.add_command(run_command)
+for command in (run_command, replay_command, bench_command):
+    cli.add_command(command)
 
 
 def main() -> None:

@@ -86,6 +86,7 @@ class FeatureStore:
         self._limits = Limits(encode_rows, lookahead, whole_items)
         self._requests: dict[str, RequestItems] = {}
         self._waiting: dict[EntryKey, EncodeTask] = {}  # reserved, not committed
+        self._holders: dict[str, None] = {}  # requests with references, an ordered set
         self._num_changes = 0  # of the requests; plans made before a change are stale
 
     @property
@@ -198,12 +199,14 @@ class FeatureStore:
 
     def holding(self) -> tuple[str, ...]:
         """Requests that hold references: only these need ``confirm``."""
-        return tuple(r for r, request in self._requests.items() if request.held)
+        return tuple(self._holders)
 
     def _release(self, request: RequestItems, numbers: Iterable[int]) -> None:
         for number in numbers:
             key = request.held.pop(number)
             self.cache.release(key, Reference(request.req_id, number))
+        if not request.held:
+            self._holders.pop(request.req_id, None)
 
     def items_of(self, req_id: str) -> tuple[Item, ...]:
         """Items of a request by offset.
@@ -304,6 +307,7 @@ class FeatureStore:
         for reference, key in plan.refer.items():
             self.cache.reference(key, reference)
             self._requests[reference.req_id].held[reference.item] = key
+            self._holders[reference.req_id] = None
         self.cache.counters.hits += len(plan.hits)
         return EncodeWork(tuple(plan.encode), tuple(plan.hits), tuple(plan.held), tuple(plan.evict))
 
@@ -361,7 +365,10 @@ class FeatureStore:
         """Undo a reservation; returns the requests that referred to it."""
         references = sorted(self.cache.references(key))
         for reference in references:
-            del self._requests[reference.req_id].held[reference.item]
+            held = self._requests[reference.req_id].held
+            del held[reference.item]
+            if not held:
+                self._holders.pop(reference.req_id, None)
         self.cache.rollback(key)
         return [reference.req_id for reference in references]
 

@@ -287,7 +287,8 @@ class FieldStorage(Generic[S, E]):
                 setting=f"shape of {name!r}",
             )
         if field.kind is Kind.CUMULATIVE:
-            return self._running_sums(field, values)
+            lengths = convert(values, "int64", what=f"rebuild of field {name!r}")
+            return self._running_sums(field, lengths)
         return convert(values, field.dtype, what=f"rebuild of field {name!r}")
 
     def _running_sums(self, field: Field, lengths: HostArray) -> HostArray:
@@ -317,6 +318,8 @@ class FieldStorage(Generic[S, E]):
         if values.shape not in (shape, ()):
             raise InvalidField(f"field {name!r} got shape {values.shape}; expected {shape}")
         self._backend.write(self._stored[name], 0, np.broadcast_to(values, shape))
+        if name in self._derived_lengths:  # the next step writes pads up to the end
+            self._derived_lengths[name] = shape[0]
 
     def reset(self) -> None:
         """Set everything to its default; addresses stay valid."""

@@ -141,11 +141,10 @@ class RecordedBatch(VLBatch[E]):
 
     def reset(self) -> None:
         """Drop every request; see ``VLBatch.reset``."""
-        known = (*self.batch.req_ids, *self.batch.preempted)
         super().reset()
         self._newcomers.clear()
         self._rows = ()
-        for req_id in known:
+        for req_id in self.recorder.req_ids:
             self.recorder.left(req_id, "abort")
 
     # -- a step ------------------------------------------------------------------------------

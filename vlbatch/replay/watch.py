@@ -41,6 +41,11 @@ class RunnerWatch:
         self._in_step = False
         self._is_gathered = False
 
+    @property
+    def req_ids(self) -> tuple[str, ...]:
+        """Requests that were admitted and have not left for good."""
+        return tuple(self._requests)
+
     # -- the calls ---------------------------------------------------------------------------
     def admit(
         self, req_id: str, *, prompt_len: int, items: Sequence[Item] = (), computed: int = 0
@@ -204,6 +209,8 @@ class RunnerWatch:
 
     def confirmed(self, req_id: str, computed: int, *, in_flight: int = 0) -> None:
         """So many computed tokens are final; fewer than counted so far is a roll back.
+
+        A recorder's header has to say ``confirm="manual"`` for it.
 
         Args:
             req_id: in the batch.

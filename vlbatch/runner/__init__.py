@@ -10,7 +10,8 @@ from vlbatch.runner.faults import FAULTS, Faults, make_faults
 from vlbatch.runner.inputs import Engine, MediaPatches, StepInputs
 from vlbatch.runner.prompt import Prompt, PromptBuilder
 from vlbatch.runner.requests import Request, load_requests
-from vlbatch.runner.runner import Result, Runner
+from vlbatch.runner.results import Result
+from vlbatch.runner.runner import Runner
 from vlbatch.runner.settings import RunSettings
 from vlbatch.runner.verify import LOGIT_TOLERANCE, Mismatch, compare
 

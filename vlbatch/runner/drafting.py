@@ -9,14 +9,21 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from vlbatch.errors import InvalidField
 from vlbatch.order import IntArray
-from vlbatch.runner.inputs import Engine, Hidden, HiddenEngine, Logits, StepInputs
+from vlbatch.runner.inputs import (
+    DraftHead,
+    DraftingEngine,
+    Engine,
+    Hidden,
+    Logits,
+    StepInputs,
+)
 from vlbatch.runner.outputs import StepOutputs
 from vlbatch.runner.prompt import PromptBuilder
 from vlbatch.runner.settings import RunSettings
@@ -90,18 +97,6 @@ class NgramDrafter(Drafter):
         return drafts
 
 
-class MtpHead(Protocol):
-    """A draft head with a KV cache of its own at the target's block ids."""
-
-    def forward(self, inputs: StepInputs, hidden: Hidden) -> tuple[Logits, Hidden]:
-        """Write the rows' KV; return logits and hidden states at ``inputs.logit_tokens``."""
-        ...
-
-    def take(self, hidden: Hidden, rows: IntArray) -> Hidden:
-        """Return some rows of hidden states."""
-        ...
-
-
 @dataclass(slots=True)
 class _Front:
     """Where the drafts of some requests go on, one entry a request.
@@ -118,7 +113,7 @@ class _Front:
     index: IntArray
     hidden: Hidden
 
-    def keep(self, head: MtpHead, rows: list[int]) -> _Front:
+    def keep(self, head: DraftHead, rows: list[int]) -> _Front:
         """Some of the requests."""
         at = np.array(rows, dtype=np.int64)
         req_ids = [self.req_ids[row] for row in rows]
@@ -144,7 +139,7 @@ class MtpDrafter(Drafter):
 
     def __init__(
         self,
-        head: MtpHead,
+        head: DraftHead,
         *,
         vocab_size: int,
         eos_token_id: int,
@@ -159,7 +154,7 @@ class MtpDrafter(Drafter):
 
     def forward(self, engine: Engine, inputs: StepInputs) -> tuple[Logits, Hidden | None]:
         """See ``Drafter.forward``."""
-        return cast("HiddenEngine", engine).forward_hidden(inputs)
+        return cast("DraftingEngine", engine).forward_hidden(inputs)
 
     def draft(
         self, vl: HostBatch, outputs: StepOutputs, most: Mapping[str, int]
@@ -267,13 +262,12 @@ def make_drafter(
         return Drafter()
     if settings.speculative == "ngram":
         return NgramDrafter({prompts.eos_token_id, *prompts.placeholder_ids})
-    from vlbatch.runner.mtp_paddle import PaddleMtpHead
-    from vlbatch.runner.paddle_engine import PaddleEngine
-
-    if not isinstance(engine, PaddleEngine):
-        raise InvalidField("the draft head runs on the Paddle engine only", setting="speculative")
+    if not isinstance(engine, DraftingEngine):
+        raise InvalidField(
+            f"a {type(engine).__name__} can have no draft head", setting="speculative"
+        )
     return MtpDrafter(
-        PaddleMtpHead(engine, model_dir),
+        engine.make_draft_head(model_dir),
         vocab_size=engine.vocab_size,
         eos_token_id=prompts.eos_token_id,
         num_drafts=settings.num_drafts,

@@ -9,7 +9,7 @@ from vlbatch.errors import InvalidField
 from vlbatch.runner.alone import Answer, answer_alone
 from vlbatch.runner.inputs import Engine
 from vlbatch.runner.prompt import PromptBuilder
-from vlbatch.runner.runner import Result
+from vlbatch.runner.results import Result
 from vlbatch.runner.settings import RunSettings
 
 ENGINES = ("paddle",)

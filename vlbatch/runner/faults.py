@@ -187,5 +187,6 @@ class _Unmoved(Faults):
         blocks = tables[old_row[order.row_of_token], order.token_indices // self._block_size]
         offsets = order.token_indices % self._block_size
         places = blocks.astype(np.int64) * self._block_size + offsets
-        needed = int(order.computed[row]) // self._block_size + 1
+        last = int(order.computed[row] + order.scheduled[row]) - 1
+        needed = last // self._block_size + 1
         return bool((tables[row, :needed] >= 0).all()) and len(np.unique(places)) == len(places)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ import numpy.typing as npt
 Features: TypeAlias = object
 """An engine's array ``[rows, hidden]``; opaque to everything but the engine."""
 
-Hidden: TypeAlias = object
+Hidden: TypeAlias = Any  # each engine's own array
 """An engine's hidden states ``[tokens, hidden]``; opaque to everything but the engine."""
 
 Logits: TypeAlias = npt.NDArray[np.float32]
@@ -75,9 +76,26 @@ class Engine(Protocol):
         ...
 
 
-class HiddenEngine(Engine, Protocol):
-    """An engine for which draft heads can be made."""
+class DraftHead(Protocol):
+    """A draft head with a KV cache of its own, at the block ids of its engine."""
+
+    def forward(self, inputs: StepInputs, hidden: Hidden) -> tuple[Logits, Hidden]:
+        """Write the rows' KV; return logits and hidden states at ``inputs.logit_tokens``."""
+        ...
+
+    def take(self, hidden: Hidden, rows: npt.NDArray[np.int64]) -> Hidden:
+        """Return some rows of hidden states."""
+        ...
+
+
+@runtime_checkable
+class DraftingEngine(Engine, Protocol):
+    """An engine that can have a draft head."""
 
     def forward_hidden(self, inputs: StepInputs) -> tuple[Logits, Hidden]:
         """Do what ``forward`` does; also return the last hidden states of all tokens."""
+        ...
+
+    def make_draft_head(self, model_dir: Path) -> DraftHead:
+        """Load the draft head of a model folder."""
         ...

@@ -9,24 +9,21 @@ Importing this module imports Paddle and PaddleFormers.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from vlbatch.errors import InvalidField, VlbatchError
+from vlbatch.errors import InvalidField
 from vlbatch.runner._quiet import quiet_libraries
+from vlbatch.runner.mtp import Weights, misfit, read_mtp_weights
 from vlbatch.runner.paddle_engine import PaddleEngine
 
 with quiet_libraries():
     import paddle
     from paddleformers.nn.norm import Norm
     from paddleformers.transformers.qwen2_5_vl.modeling import Qwen2_5_VLDecoderLayer
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
 
     from vlbatch.runner._paddle_attention import PagedStep
 
@@ -34,15 +31,10 @@ if TYPE_CHECKING:
     from vlbatch.runner.inputs import StepInputs
 
 Tensor: TypeAlias = "paddle.Tensor"
-_Weights: TypeAlias = Mapping[str, npt.NDArray[np.float32]]
-
-_SAME_AS_TEXT = (
-    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
-)  # fmt: skip
 
 
 class PaddleMtpHead:
-    """The draft head of a model folder: ``mtp.json`` says what it is, its weights lie beside it.
+    """The draft head of a model folder; see ``vlbatch.runner.mtp``.
 
     Args:
         engine: the main model.
@@ -53,8 +45,8 @@ class PaddleMtpHead:
     """
 
     def __init__(self, engine: PaddleEngine, model_dir: Path) -> None:
-        weights = _load(engine, model_dir)
         text = engine.text_config
+        weights = read_mtp_weights(model_dir, text)
         self._engine = engine
         self._cache = engine.make_cache(1)
         try:
@@ -65,10 +57,7 @@ class PaddleMtpHead:
             self._layer = Qwen2_5_VLDecoderLayer(text, layer_idx=0)
             _set_layer(self._layer, weights, num_kv_heads=text.num_key_value_heads)
         except (KeyError, ValueError) as error:
-            raise VlbatchError(
-                f"the draft head in {model_dir} does not fit the model: {error}",
-                setting="speculative",
-            ) from error
+            raise misfit(model_dir, error) from error
         self._layer.eval()
 
     def forward(self, inputs: StepInputs, hidden: Tensor) -> tuple[npt.NDArray[np.float32], Tensor]:
@@ -110,27 +99,6 @@ class PaddleMtpHead:
         return paddle.gather(hidden, paddle.to_tensor(rows))
 
 
-def _load(engine: PaddleEngine, model_dir: Path) -> _Weights:
-    """Read the head's weights after a look at what it says of itself."""
-    path = model_dir / "mtp.json"
-    try:
-        head = json.loads(path.read_text(encoding="utf-8"))
-        weights: _Weights = load_file(model_dir / head["weights"])
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise VlbatchError(
-            f"{model_dir} has no draft head that can be read: {error}", setting="speculative"
-        ) from error
-    expected = {name: getattr(engine.text_config, name) for name in _SAME_AS_TEXT}
-    expected |= {"num_hidden_layers": 1, "hidden_state": "after_final_norm"}
-    wrong = {name: head.get(name) for name, value in expected.items() if head.get(name) != value}
-    if wrong:
-        raise VlbatchError(
-            f"{path} has {wrong}; expected { ({name: expected[name] for name in wrong}) }",
-            setting="speculative",
-        )
-    return weights
-
-
 def _norm(engine: PaddleEngine, weight: npt.NDArray[np.float32]) -> paddle.nn.Layer:
     text = engine.text_config
     norm = Norm.create(
@@ -144,7 +112,7 @@ def _norm(engine: PaddleEngine, weight: npt.NDArray[np.float32]) -> paddle.nn.La
     return norm
 
 
-def _set_layer(layer: paddle.nn.Layer, weights: _Weights, *, num_kv_heads: int) -> None:
+def _set_layer(layer: paddle.nn.Layer, weights: Weights, *, num_kv_heads: int) -> None:
     """Fill a decoder layer; PaddleFormers fuses q, k, v by KV head and gate with up, transposed."""
 
     def get(name: str) -> npt.NDArray[np.float32]:

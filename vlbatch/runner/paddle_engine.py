@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from vlbatch.runner.inputs import Features, MediaPatches, StepInputs
+    from vlbatch.runner.mtp_paddle import PaddleMtpHead
     from vlbatch.runner.paged import PagedPlan
 
 try:
@@ -159,6 +160,12 @@ class PaddleEngine:
         with paddle.no_grad():
             hidden = self._run_text(embeddings, inputs.positions, plan)
             return self.logits(hidden, inputs.logit_tokens), hidden
+
+    def make_draft_head(self, model_dir: Path) -> PaddleMtpHead:
+        """Load the draft head of a model folder, normally the engine's own."""
+        from vlbatch.runner.mtp_paddle import PaddleMtpHead
+
+        return PaddleMtpHead(self, model_dir)
 
     def prepare(self, inputs: StepInputs) -> tuple[Tensor, PagedPlan]:
         """Check the inputs of a step, embed its tokens and plan its attention; writes nothing.

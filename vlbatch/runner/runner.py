@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from vlbatch.batch import BatchPlan
 from vlbatch.cache import Features
 from vlbatch.errors import DuplicateRequest, InvariantBroken, VlbatchError
 from vlbatch.features import EncodeTask
@@ -23,8 +21,9 @@ from vlbatch.runner.drafting import Drafter
 from vlbatch.runner.faults import Faults
 from vlbatch.runner.inputs import Engine, Logits, MediaPatches
 from vlbatch.runner.outputs import StepOutputs
-from vlbatch.runner.prompt import Prompt, PromptBuilder
+from vlbatch.runner.prompt import PromptBuilder
 from vlbatch.runner.requests import Request
+from vlbatch.runner.results import Result, RunCounters, Status
 from vlbatch.runner.scheduler import Job, Scheduler
 from vlbatch.runner.settings import RunSettings
 from vlbatch.runner.state import (
@@ -35,68 +34,6 @@ from vlbatch.runner.state import (
     step_inputs,
 )
 from vlbatch.speculative import num_drafts, num_logits
-
-Status: TypeAlias = Literal["waiting", "finished", "refused", "failed"]
-"""``refused``: nothing was computed for it; ``failed``: it left the batch before its end."""
-
-
-@dataclass(slots=True)
-class Result:
-    """What became of a request.
-
-    Attributes:
-        request: as read.
-        prompt: ``None`` if it was refused before one could be built.
-        tokens: generated, the end token included.
-        logits: ``[vocab]`` a generated token.
-        steps: step in which each token was generated.
-        final: declared fields at the end, name -> value.
-        status: ``"waiting"`` until the end.
-        error: why it was refused or failed.
-    """
-
-    request: Request
-    prompt: Prompt | None = None
-    tokens: list[int] = field(default_factory=list)
-    logits: list[Logits] = field(default_factory=list)
-    steps: list[int] = field(default_factory=list)
-    final: dict[str, object] = field(default_factory=dict)
-    status: Status = "waiting"
-    error: VlbatchError | None = None
-
-
-@dataclass(slots=True)
-class RunCounters:
-    """Events of a run.
-
-    Attributes:
-        steps: forwards.
-        tokens: computed in all steps.
-        reorders: steps in which a request changed its row.
-        condenses: steps that closed a hole.
-        rows_moved: rows of requests that changed, over all steps.
-        cut_items: request and number of each item that a chunk ended inside of.
-        drafted: draft tokens computed, of outputs that were read.
-        accepted: those that were right.
-    """
-
-    steps: int = 0
-    tokens: int = 0
-    reorders: int = 0
-    condenses: int = 0
-    rows_moved: int = 0
-    cut_items: set[tuple[str, int]] = field(default_factory=set)
-    drafted: int = 0
-    accepted: int = 0
-
-    def count(self, plan: BatchPlan) -> None:
-        """Count one applied plan."""
-        moves = plan.moves
-        self.steps += 1
-        self.tokens += plan.order.num_tokens
-        self.reorders += moves.num_moved > 0
-        self.condenses += bool((moves.new_row_of < 0).any())
-        self.rows_moved += moves.num_moved
 
 
 class _Sampled(NamedTuple):
@@ -180,6 +117,7 @@ class Runner:
             clock += 1
             if on_step is not None:
                 on_step(self)
+        self._in_flight.clear()  # of requests that have ended
         return self.results
 
     def _register(self, request: Request) -> Result:
@@ -228,7 +166,13 @@ class Runner:
         order = self._faults.apply(vl, plan)
         self.counters.count(plan)
         self._count_cut_items(order)
+        self._in_flight.append(self._forward(order))
+        while len(self._in_flight) > self._settings.overlap:
+            self._read(self._in_flight.popleft())
 
+    def _forward(self, order: BatchOrder) -> StepOutputs:
+        """Gather, run the model, count the step and put newest tokens where the next finds them."""
+        vl = self.vl
         features = self._faults.features(vl.gather(order))
         positions = self._faults.positions(order, vl.positions_of(order))
         inputs = step_inputs(vl, self.draft, order, features, positions)
@@ -246,10 +190,11 @@ class Runner:
             ahead=vl.gather(order, shift=lookahead) if lookahead else None,
         )
         vl.complete(order)
-        self._feed_next(outputs)
-        self._in_flight.append(outputs)
-        while len(self._in_flight) > self._settings.overlap:
-            self._read(self._in_flight.popleft())
+        # On a device this takes no host: the outputs may be read later.
+        rows = np.flatnonzero(outputs.newest >= 0)
+        vl.batch["next_token"][rows] = outputs.newest[rows]
+        self.draft["num_drafts"][rows] = 0  # used up
+        return outputs
 
     def _encode(self, tasks: Sequence[EncodeTask]) -> list[Features]:
         patches: list[MediaPatches] = []
@@ -277,15 +222,6 @@ class Runner:
     def _is_there(self, outputs: StepOutputs) -> npt.NDArray[np.bool_]:
         """Row -> whether its request has been in the batch ever since."""
         return np.equal(self.vl.batch.admission_of(outputs.order), outputs.admission)
-
-    def _feed_next(self, outputs: StepOutputs) -> None:
-        """Put each row's newest token where the next step finds it; its drafts are used up.
-
-        On a device this takes no host: outputs may be read later.
-        """
-        rows = np.flatnonzero(outputs.newest >= 0)
-        self.vl.batch["next_token"][rows] = outputs.newest[rows]
-        self.draft["num_drafts"][rows] = 0
 
     def _read(self, outputs: StepOutputs) -> None:
         """Give each request what a step gave it; finish those that are done, draft for others.

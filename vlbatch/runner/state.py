@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vlbatch.backends import NumpyBackend
-from vlbatch.batch import InputBatch, ProposerInputBatch, own, shared
+from vlbatch.batch import InputBatch, ProposerInputBatch, own
 from vlbatch.cache import EncoderCache
 from vlbatch.errors import InvalidField
 from vlbatch.features import FeatureInputs, FeatureSpec, FeatureStore
@@ -92,7 +92,6 @@ def make_draft_batch(vl: HostBatch) -> DraftBatch:
     fields = [
         own(per_draft("draft_tokens", on_preempt="reset")),
         own(row("num_drafts", dtype="int32", on_preempt="reset")),
-        shared("block_table"),
     ]
     return ProposerInputBatch(vl.batch, fields, backend=NumpyBackend())
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,9 @@ from vlbatch.runner._checks import check_feature_rows, check_inputs, count_featu
 from vlbatch.runner._quiet import quiet_libraries
 from vlbatch.runner.inputs import Features, MediaPatches, StepInputs
 from vlbatch.runner.paged import plan_attention
+
+if TYPE_CHECKING:
+    from vlbatch.runner.mtp_transformers import TransformersMtpHead
 
 
 @contextmanager
@@ -92,6 +96,12 @@ class PagedStep:
     context: Tensor
     visible: Tensor
 
+    @classmethod
+    def of(cls, keys: Tensor, values: Tensor, buffers: StepBuffers, num_tokens: int) -> PagedStep:
+        """The first tokens of the buffers, over these keys and values."""
+        n = num_tokens
+        return cls(keys, values, buffers.kv_slots[:n], buffers.context[:n], buffers.visible[:n])
+
 
 class TransformersEngine:
     """A Qwen2.5-VL of transformers with a paged KV cache, in float32.
@@ -108,6 +118,7 @@ class TransformersEngine:
         hidden_size: width of a feature row.
         vocab_size: width of a row of logits.
         buffers: what a text forward reads.
+        text_config: transformers' configuration of the text layers.
 
     Raises:
         VlbatchError: the folder holds no Qwen2.5-VL, or the device is not there.
@@ -138,6 +149,7 @@ class TransformersEngine:
         language_model = model.model.language_model
         language_model.config._attn_implementation = _ATTENTION_NAME  # noqa: SLF001 (public knob)
         self.device = torch.device(device)
+        self.text_config = language_model.config
         self.hidden_size: int = text.hidden_size
         self.vocab_size: int = text.vocab_size
         self._visual = model.model.visual
@@ -151,11 +163,15 @@ class TransformersEngine:
         )
         self._num_blocks, self._block_size = num_blocks, block_size
         self.pad_slot = num_blocks * block_size
-        head_dim = text.hidden_size // text.num_attention_heads
-        cache = (text.num_hidden_layers, self.pad_slot + 1, text.num_key_value_heads, head_dim)
-        self._keys = torch.zeros(cache, device=self.device)
-        self._values = torch.zeros(cache, device=self.device)
+        self._keys, self._values = self.make_cache(text.num_hidden_layers)
         self.buffers = self._make_buffers(max_tokens, max_context)
+
+    def make_cache(self, num_layers: int) -> tuple[Tensor, Tensor]:
+        """Allocate keys and values of more layers of this shape, for the same block tables."""
+        text = self.text_config
+        head_dim = text.hidden_size // text.num_attention_heads
+        shape = (num_layers, self.pad_slot + 1, text.num_key_value_heads, head_dim)
+        return torch.zeros(shape, device=self.device), torch.zeros(shape, device=self.device)
 
     def _make_buffers(self, max_tokens: int, max_context: int) -> StepBuffers:
         def ints(*shape: int) -> Tensor:
@@ -195,9 +211,20 @@ class TransformersEngine:
             InvalidField: an index or shape of ``inputs`` is wrong; nothing was written.
             FeatureRowsMismatch: features do not fill ``feature_tokens``; nothing was written.
         """
+        return self.forward_hidden(inputs)[0]
+
+    def forward_hidden(self, inputs: StepInputs) -> tuple[npt.NDArray[np.float32], Tensor]:
+        """Do what ``forward`` does; also return the last hidden states of all tokens."""
         num_tokens = self.load(inputs)
         with torch.no_grad():
-            return self.logits(self.run_text(num_tokens), inputs.logit_tokens)
+            hidden = self.run_text(num_tokens)
+            return self.logits(hidden, inputs.logit_tokens), hidden
+
+    def make_draft_head(self, model_dir: Path) -> TransformersMtpHead:
+        """Load the draft head of a model folder, normally the engine's own."""
+        from vlbatch.runner.mtp_transformers import TransformersMtpHead
+
+        return TransformersMtpHead(self, model_dir)
 
     # -- in parts, for captured graphs ---------------------------------------------------------
     def load(self, inputs: StepInputs, *, padded_tokens: int = 0, poison: bool = False) -> int:
@@ -256,18 +283,20 @@ class TransformersEngine:
 
         Call it without gradients.
         """
-        buffers, n = self.buffers, num_tokens
-        step = PagedStep(
-            self._keys, self._values,
-            buffers.kv_slots[:n], buffers.context[:n], buffers.visible[:n],
-        )  # fmt: skip
-        hidden = buffers.embeddings[:n].unsqueeze(0)
-        rotary = self._language_model.rotary_emb(hidden, buffers.positions[:, :n].unsqueeze(1))
+        step = PagedStep.of(self._keys, self._values, self.buffers, num_tokens)
+        hidden = self.buffers.embeddings[:num_tokens].unsqueeze(0)
+        rotary = self.rotary(num_tokens)
         for layer in self._language_model.layers:
             out = layer(hidden, attention_mask=None, position_embeddings=rotary, paged_step=step)
             hidden = out[0] if isinstance(out, tuple) else out
         normed: Tensor = self._language_model.norm(hidden).squeeze(0)
         return normed
+
+    def rotary(self, num_tokens: int) -> tuple[Tensor, Tensor]:
+        """Cos and sin of the positions of the first ``num_tokens`` of the buffers."""
+        positions = self.buffers.positions[:, :num_tokens].unsqueeze(1)
+        cos, sin = self._language_model.rotary_emb(self.buffers.embeddings, positions)
+        return cos, sin
 
     def logits(self, hidden: Tensor, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         """Logits of some tokens, on the host; call it without gradients."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vlbatch.runner.alone import Answer
-from vlbatch.runner.runner import Result
+from vlbatch.runner.results import Result
 
 LOGIT_TOLERANCE = 1e-3
 """Largest difference of a logit in float32. Batching changes sums by about 1e-5; features shifted

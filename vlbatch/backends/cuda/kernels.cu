@@ -89,7 +89,7 @@ __device__ void move_words(const Slice& slice, const Moves& moves, int4* data, i
     const auto place = [&](int row, int word) {
       return reinterpret_cast<Word*>(columns + row * slice.stride) + word;
     };
-#pragma unroll 4
+#pragma unroll 1  // many warps hide the latency, and little code is fetched sooner
     for (int i = threadIdx.x; i < total; i += blockDim.x) {
       const int op = i >> shift;
       const int word = i - (op << shift);
@@ -97,7 +97,7 @@ __device__ void move_words(const Slice& slice, const Moves& moves, int4* data, i
       if (source >= 0 && is_wanted(op, word)) copy_async(staged + i, place(source, word));
     }
     wait_for_copies();
-#pragma unroll 4
+#pragma unroll 1
     for (int i = threadIdx.x; i < total; i += blockDim.x) {
       const int op = i >> shift;
       const int word = i - (op << shift);
@@ -138,6 +138,7 @@ __device__ void move_slice(const Slice* slices, const int* record, int shared_by
   int* rows = reinterpret_cast<int*>(shared);
   int4* data = shared + (num_ops + 1) / 2;
   const Slice slice = slices[blockIdx.x];
+#pragma unroll 1
   for (int i = threadIdx.x; i < 2 * num_ops; i += blockDim.x) rows[i] = lists[i];
   __syncthreads();
   const Moves moves = {

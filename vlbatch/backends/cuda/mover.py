@@ -63,7 +63,7 @@ class CudaMover(Generic[S]):
         self._rows = rows
         self._stream = stream
         self._max_data = max(_DATA_BYTES, _WIDEST_WORD * rows.capacity)
-        if self._shared_bytes(rows.capacity, self._max_data) > kernels.max_shared_bytes:
+        if _OP_BYTES * (rows.capacity + 1) + self._max_data > kernels.max_shared_bytes:
             most = kernels.max_shared_bytes // (_WIDEST_WORD + _OP_BYTES) - 1
             raise InvalidField(
                 f"{rows.capacity} rows are too many for a block; expected at most {most}",
@@ -90,12 +90,10 @@ class CudaMover(Generic[S]):
     def move(self, moves: RowMoves) -> None:
         """Move rows, remap row numbers, set vacated rows to the default; lengths follow."""
         num_ops = len(moves.sources) + len(moves.vacated)
-        if not num_ops:
-            return
         if num_ops > self._max_by_value:
             self.stage(moves)
             self._run(self._launch_staged, num_ops)
-        else:
+        elif num_ops:
             write_moves(self._record, moves, self._rows.ragged)
             self._run(self._launch, num_ops)
 
@@ -115,9 +113,4 @@ class CudaMover(Generic[S]):
         data_bytes = max(min(SLICE_BYTES * max_ops, self._max_data), self._min_data)
         self._data_bytes[0] = data_bytes
         if self._num_slices:
-            shared_bytes = self._shared_bytes(max_ops, data_bytes)
-            launch(self._num_slices, shared_bytes, self._stream())
-
-    @staticmethod
-    def _shared_bytes(max_ops: int, data_bytes: int) -> int:
-        return _OP_BYTES * (max_ops + 1) + data_bytes
+            launch(self._num_slices, _OP_BYTES * (max_ops + 1) + data_bytes, self._stream())

@@ -253,12 +253,7 @@ class Oracle:
             for req_id in mismatched:
                 step.failed[req_id] = "FeatureRowsMismatch"
                 del step.scheduled[req_id]
-        decided = self._walk(step.scheduled, victims)
-        for req_id in step.failed:
-            self.leave(req_id)
-        walk = self._walk(step.scheduled, victims)  # with the room of those who failed
-        if walk.fit != step.scheduled:
-            walk = decided
+        walk = self._walk(step.scheduled, victims)
         step.hits, step.held = walk.scratch.hits, walk.scratch.held
         for (req_id, number), key in walk.scratch.give_up.items():
             del self.requests[req_id].held[number]
@@ -271,6 +266,8 @@ class Oracle:
         for (req_id, number), key in walk.scratch.refer.items():
             self.cache.refer(key, (req_id, number))
             self.requests[req_id].held[number] = key
+        for req_id in step.failed:
+            self.leave(req_id)
         self._encode(step, walk.scratch.encode, failing)
         return walk.findings
 

@@ -1,0 +1,898 @@
+"""VLBatch: one admission, one step, one way out; each part in step with the others."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from naive_media import encoded, item, positions_of
+from vl_batches import (
+    Batch,
+    begun,
+    delivered,
+    encode_all,
+    failing_for,
+    make_batch,
+    refused,
+    run,
+    run_step,
+    state_of,
+)
+
+from vlbatch import EncodeTask, EntryKey
+from vlbatch.errors import (
+    BatchFull,
+    CacheFull,
+    DuplicateRequest,
+    EncodeBudgetExceeded,
+    EncodeFailed,
+    FeatureRowsMismatch,
+    InvalidField,
+    InvalidItem,
+    InvalidSchedule,
+    InvariantBroken,
+    ItemTooLarge,
+    PlaceholderMismatch,
+    PromptTooLong,
+    StaleOrder,
+    UnknownField,
+    UnknownRequest,
+)
+
+IMAGE = item(4, 24, "X", grid=(1, 4, 6))
+"""Of many reports: L = 40, delta -18."""
+
+FIVE_FOR_FOUR = item(4, 4, grid=(1, 2, 2), embeds=encoded("P", 5))
+
+
+def positions(vl: Batch, **scheduled: int) -> list[list[int]]:
+    """Run a step; returns its positions [3][tokens]."""
+    order = vl.arrange(begun(vl, **scheduled))
+    table = vl.positions_of(order)
+    vl.complete(order)
+    return [axis.tolist() for axis in table]
+
+
+class TestAdmission:
+    def test_everywhere(self) -> None:
+        """An admitted request has a slot, its fields, its items and its positions."""
+        vl = make_batch()
+        slot = vl.add("A", prompt_len=40, items=[IMAGE], computed=8, fields={"tag": 7})
+
+        assert vl.batch.slot_of("A") == slot
+        assert vl.batch.computed_of("A") == 8
+        assert vl.batch.read("A", "tag") == 7
+        assert vl.features.items_of("A") == (IMAGE,)
+        assert vl.positions.delta("A") == -18
+        vl.check()
+
+    @pytest.mark.parametrize(
+        ("error", "setting", "request_"),
+        [
+            (DuplicateRequest, None, {"req_id": "live"}),
+            (DuplicateRequest, None, {"req_id": "preempted"}),
+            (PromptTooLong, "max_model_len", {"prompt_len": 65}),
+            (PromptTooLong, "max_model_len", {"prompt_len": 0}),
+            (InvalidSchedule, None, {"computed": 40}),
+            (InvalidSchedule, None, {"computed": -1}),
+            (UnknownField, "fields", {"fields": {"tga": 1}}),
+            (InvalidField, None, {"fields": {"tag": [1, 2]}}),
+            (InvalidItem, None, {"items": [item(38, 4, grid=(1, 2, 2))]}),
+            (InvalidItem, None, {"items": [item(4, 4, grid=(1, 2, 3))]}),
+            (InvalidItem, None, {"items": [item(4, 4)]}),  # three axes need a grid
+            (PlaceholderMismatch, None, {"items": [FIVE_FOR_FOUR]}),
+            (ItemTooLarge, "max_rows", {"items": [item(0, 25, grid=(1, 5, 5))]}),
+        ],
+    )  # fmt: skip
+    def test_or_nowhere(
+        self, error: type[Exception], setting: str | None, request_: dict[str, Any]
+    ) -> None:
+        """Whichever part refuses, no part has written anything (B90)."""
+        vl = make_batch(24)
+        vl.add("preempted", prompt_len=20, items=[item(2, 4, "P", grid=(1, 2, 2))])
+        vl.preempt("preempted")
+        vl.add("live", prompt_len=20, items=[item(2, 4, "Y", grid=(1, 2, 2))], fields={"tag": 5})
+        run_step(vl, live=4)
+        arguments = {"req_id": "R", "prompt_len": 40, "items": [IMAGE], **request_}
+        with refused(vl, error, req_id=arguments["req_id"], setting=setting):
+            vl.add(**arguments)
+        vl.add("R", prompt_len=40, items=[IMAGE])
+
+    def test_full(self) -> None:
+        """No slot: nothing of the request is anywhere, and a slot given back can be taken."""
+        vl = make_batch(capacity=1)
+        vl.add("A", prompt_len=40, items=[IMAGE])
+        with refused(vl, BatchFull, req_id="B", setting="capacity"):
+            vl.add("B", prompt_len=40, items=[IMAGE])
+        vl.remove("A")
+        vl.add("B", prompt_len=40, items=[IMAGE])
+
+    def test_resume_without_a_slot(self) -> None:
+        """A preempted request that finds no slot stays preempted, with items and positions."""
+        vl = make_batch(capacity=1)
+        vl.add("A", prompt_len=40, items=[IMAGE])
+        vl.preempt("A")
+        vl.add("B", prompt_len=40)
+        with refused(vl, BatchFull, req_id="A", setting="capacity"):
+            vl.resume("A")
+        vl.remove("B")
+        vl.resume("A")
+        assert run_step(vl, A=40)[1]["A"] == run("X", 4, 0, 24)
+
+    def test_an_unknown_family_is_refused(self) -> None:
+        """The position family is looked up before anything is made."""
+        with pytest.raises(Exception, match="position family 'qwen9' is unknown"):
+            make_batch(family="qwen9")
+
+    def test_one_axis(self) -> None:
+        """With 1-D positions an item needs no grid, and media is placed like text."""
+        vl = make_batch(family="1d")
+        vl.add("A", prompt_len=10, items=[item(2, 4, "X")])
+
+        assert positions(vl, A=10) == [list(range(10))]
+
+
+class TestStep:
+    def test_features_positions_and_fields_reach_their_own_request(self) -> None:
+        """Two prompts with pictures of other sizes, in chunks, one decoding (V1, V9, B44)."""
+        vl = make_batch()
+        small = item(2, 4, "Y", grid=(1, 2, 2))
+        vl.add("A", prompt_len=40, items=[IMAGE], fields={"tag": 1})
+        vl.add("B", prompt_len=10, items=[small], fields={"tag": 2})
+        order, got = run_step(vl, A=16, B=10)
+        assert got == {"A": run("X", 4, 0, 12), "B": run("Y", 2, 0, 4)}
+        assert order.regions == (0, 0, 2)
+
+        order = vl.arrange(begun(vl, A=24, B=1))
+        assert order.req_ids == ("B", "A")
+        assert delivered(order, vl.gather(order)) == {"A": run("X", 16, 12, 12), "B": []}
+        table = vl.positions_of(order).T.tolist()
+        assert table == [[8, 8, 8], *map(list, positions_of([IMAGE], 40)[16:])]
+        assert [vl.batch["tag"][row] for row in range(2)] == [2, 1]
+
+    def test_decode_steps_carry_no_features(self) -> None:
+        """Features are used once: a decode step has none to concatenate (V7, B38)."""
+        vl = make_batch()
+        vl.add("A", prompt_len=40, items=[IMAGE])
+        run_step(vl, A=40)
+        for _ in range(3):
+            _, got = run_step(vl, A=1)
+            assert got == {"A": []}
+        assert vl.features.holding() == ()
+
+    def test_same_request_in_another_row(self) -> None:
+        """Alone in row 0 or last behind three others: the same features and positions (B56)."""
+        seen = []
+        for others in (0, 3):
+            vl = make_batch()
+            for number in range(others):
+                vl.add(f"o{number}", prompt_len=9, items=[item(1, 6, f"o{number}", grid=(1, 2, 3))])
+            vl.add("A", prompt_len=40, items=[IMAGE])
+            order = vl.arrange(begun(vl, **{r: 9 if r != "A" else 40 for r in vl.batch.req_ids}))
+            start = int(order.query_start[order.row_of("A")])
+            table = vl.positions_of(order)[:, start : start + 40]
+            seen.append((delivered(order, vl.gather(order))["A"], table.tolist()))
+
+        assert seen[0] == seen[1]
+
+    def test_positions_of_any_chunking(self) -> None:
+        """L = 40, chunks [0, 16), [16, 32), [32, 40): the table of the prompt, cut (B26, B27)."""
+        vl = make_batch()
+        vl.add("A", prompt_len=40, items=[IMAGE])
+        table: list[list[int]] = [[], [], []]
+        for number in (16, 16, 8):
+            for axis, values in zip(table, positions(vl, A=number), strict=True):
+                axis += values
+            assert vl.positions.delta("A") == -18
+
+        at = [tuple(axis[i] for axis in table) for i in (3, 4, 15, 16, 27, 28, 39)]
+        assert at == [(3, 3, 3), (4, 4, 4), (4, 5, 9), (4, 6, 4), (4, 7, 9), (10,) * 3, (21,) * 3]
+        assert positions(vl, A=1) == [[22]] * 3
+
+    def test_drafts_of_two_requests(self) -> None:
+        """Next index 40 with delta -18 and 12 with 0, 4 tokens each: shape (3, 8) (B24, B20)."""
+        vl = make_batch(num_drafts=3)
+        vl.add("A", prompt_len=40, items=[IMAGE])
+        vl.add("B", prompt_len=12)
+        run_step(vl, A=40, B=12)
+        order = vl.arrange(begun(vl, A=4, B=4))
+
+        assert vl.positions_of(order).tolist() == [[22, 23, 24, 25, 12, 13, 14, 15]] * 3
+        assert order.token_indices.tolist() == [40, 41, 42, 43, 12, 13, 14, 15]
+        vl.complete(order, {"A": 1, "B": 0})
+        assert positions(vl, A=1, B=1) == [[24, 13]] * 3
+
+    def test_a_newer_prefill_leaves_a_decoding_request_its_delta(self) -> None:
+        """A decodes at 27, then 28, although B with delta -2 came in between (B30)."""
+        vl = make_batch()
+        vl.add("A", prompt_len=45, items=[IMAGE])
+        run_step(vl, A=45)
+        vl.add("B", prompt_len=10, items=[item(2, 4, "Y", grid=(1, 2, 2))])
+        first = positions(vl, A=1, B=10)
+
+        assert [axis[0] for axis in first] == [27] * 3
+        assert [axis[-1] for axis in first] == [7] * 3
+        assert positions(vl, A=1, B=1) == [[28, 8]] * 3
+
+    def test_shapes_depend_on_the_rows_of_this_step(self) -> None:
+        """Four requests finish; the next step has one (B33)."""
+        vl = make_batch()
+        for req_id in "ABCD":
+            vl.add(req_id, prompt_len=9)
+        run_step(vl, A=9, B=9, C=9, D=9)
+        for req_id in "ABCD":
+            vl.remove(req_id)
+        vl.add("E", prompt_len=3)
+
+        assert positions(vl, E=3) == [[0, 1, 2]] * 3
+
+    def test_prefix_hit(self) -> None:
+        """A hit of 16 inside the image, of 32 behind it: rows 12..23, or nothing at all (B41)."""
+        vl = make_batch()
+        vl.add("A", prompt_len=40, items=[IMAGE], computed=16)
+        vl.add("B", prompt_len=40, items=[item(4, 24, "Y", grid=(1, 4, 6))], computed=32)
+        order = vl.arrange(begun(vl, A=24, B=8))
+        got = delivered(order, vl.gather(order))
+
+        assert got == {"A": run("X", 16, 12, 12), "B": []}
+        assert vl.positions_of(order)[:, 24:].tolist() == [list(range(14, 22))] * 3
+        assert vl.features.cache.present() == (EntryKey("X"),)
+
+    def test_sharing(self) -> None:
+        """R3 with X shares with R1, never with R2 (B77)."""
+        vl = make_batch()
+        for req_id, key in (("R1", "X"), ("R2", "Y"), ("R3", "X")):
+            vl.add(req_id, prompt_len=9, items=[item(2, 4, key, grid=(1, 2, 2))])
+            _, got = run_step(vl, **{req_id: 9})
+            assert got[req_id] == run(key, 2, 0, 4)
+
+        assert vl.features.cache.counters.encoded == 2
+
+    def test_scheduling_by_ask_runs_two_items_that_need_the_whole_cache(self) -> None:
+        """Two of 16 rows in 16: one after the other, with a drafter too (B57, B18)."""
+        for lookahead in (0, 1):
+            vl = make_batch(16, lookahead=lookahead)
+            keys = [item(0, 16, "X", grid=(1, 4, 4)), item(16, 16, "Y", grid=(1, 4, 4))]
+            vl.add("A", prompt_len=33, items=keys)
+            got: list[Any] = []
+            while vl.batch.computed_of("A") < 33:
+                got += run_step(vl, **vl.ask({"A": 99}))[1]["A"]
+            assert got == run("X", 0, 0, 16) + run("Y", 16, 0, 16)
+
+
+class TestBegin:
+    @pytest.mark.parametrize(
+        ("error", "setting", "scheduled", "settings"),
+        [
+            (InvalidSchedule, None, {"A": 4, "nobody": 1}, {}),
+            (InvalidSchedule, None, {"B": 4, "A": 0}, {}),
+            (InvalidSchedule, None, {"B": 4, "A": -1}, {}),
+            (InvalidSchedule, None, {"B": 4, "A": 41}, {}),
+            (CacheFull, "max_rows", {"B": 9, "A": 40}, {"max_rows": 26}),
+            (EncodeBudgetExceeded, "encode_rows", {"B": 9, "A": 40}, {"encode_rows": 26}),
+            (InvalidSchedule, "whole_items", {"B": 9, "A": 10}, {"whole_items": True}),
+        ],
+    )
+    def test_refusals(
+        self,
+        error: type[Exception],
+        setting: str | None,
+        scheduled: dict[str, int],
+        settings: dict[str, Any],
+    ) -> None:
+        """A schedule that cannot run is refused as a whole; B has not moved either."""
+        vl = make_batch(**settings)
+        vl.add("A", prompt_len=40, items=[IMAGE])
+        vl.add("B", prompt_len=9, items=[item(2, 4, "Y", grid=(1, 2, 2))])
+        req_id = "nobody" if "nobody" in scheduled else "A"
+        with refused(vl, error, req_id=req_id, setting=setting):
+            vl.begin(scheduled)
+        run_step(vl, B=9)
+
+    def test_ask(self) -> None:
+        """Capped by what remains, pure, and for live requests only."""
+        vl = make_batch(24, num_drafts=2)
+        vl.add("A", prompt_len=40, items=[IMAGE])
+        vl.add("B", prompt_len=9, items=[item(2, 4, "Y", grid=(1, 2, 2))])
+        before = state_of(vl)
+
+        assert vl.ask({"A": 99, "B": 99}) == {"A": 40, "B": 2}
+        assert vl.ask({"B": 99, "A": 99}) == {"B": 9, "A": 4}
+        assert vl.ask({}) == {}
+        assert state_of(vl) == before
+        run_step(vl, B=9)
+        assert vl.ask({"B": 99}) == {"B": 3}
+        with refused(vl, UnknownRequest, req_id="nobody"):
+            vl.ask({"nobody": 1})
+
+    def test_a_key_with_other_rows_fails_that_request_alone(self) -> None:
+        """'u' with 4 rows is cached, B needs 6: B leaves, A and D go on, the entry stays (B73)."""
+        vl = make_batch()
+        vl.add("A", prompt_len=9, items=[item(2, 4, "u", grid=(1, 2, 2))])
+        vl.add("D", prompt_len=4)
+        run_step(vl, A=3, D=4)
+        vl.add("B", prompt_len=9, items=[item(2, 6, "u", grid=(1, 2, 3))])
+        assert vl.ask({"B": 9}) == {"B": 9}  # a scheduler that asks first must get rid of it too
+        step = vl.begin({"A": 6, "B": 9, "D": 1})
+
+        assert step.failed.keys() == {"B"}
+        assert type(step.failed["B"]) is FeatureRowsMismatch
+        assert step.scheduled == {"A": 6, "D": 1}
+        assert not vl.batch.is_live("B")
+        vl.check()
+        order = vl.arrange(step)
+        assert delivered(order, vl.gather(order)) == {"A": run("u", 3, 1, 3), "D": []}
+
+    def test_everybody_fails(self) -> None:
+        """A step of which nothing is left is an empty step."""
+        vl = make_batch()
+        vl.add("A", prompt_len=9, items=[item(2, 4, "u", grid=(1, 2, 2))])
+        run_step(vl, A=3)
+        vl.add("B", prompt_len=9, items=[item(2, 6, "u", grid=(1, 2, 3))])
+        step = vl.begin({"B": 9})
+        order = vl.arrange(step)
+
+        assert (step.scheduled, order.num_reqs) == ({}, 0)
+        assert vl.gather(order).tokens.tolist() == []
+        assert vl.positions_of(order).shape == (3, 0)
+        vl.complete(order)
+        vl.check()
+
+    def test_one_after_the_other(self) -> None:
+        """The first request of a step defines a key; the second fails, whatever comes behind."""
+        vl = make_batch()
+        vl.add("A", prompt_len=9, items=[item(2, 4, "u", grid=(1, 2, 2))])
+        vl.add("B", prompt_len=9, items=[item(2, 6, "u", grid=(1, 2, 3))])
+        vl.add("C", prompt_len=9, items=[item(2, 4, "u", grid=(1, 2, 2))])
+        step = vl.begin({"A": 9, "B": 9, "C": 9})
+
+        assert (list(step.failed), list(step.scheduled)) == (["B"], ["A", "C"])
+
+
+class TestEncode:
+    def three(self) -> Batch:
+        """A and B need X, C needs Y, D nothing."""
+        vl = make_batch()
+        for req_id, key in (("A", "X"), ("B", "X"), ("C", "Y")):
+            vl.add(req_id, prompt_len=9, items=[item(2, 4, key, grid=(1, 2, 2))])
+        vl.add("D", prompt_len=9)
+        return vl
+
+    def test_failure_of_one_item(self) -> None:
+        """The encoder raises for X: A and B leave with the cause, C and D finish the step."""
+        vl = self.three()
+        step = vl.begin({"A": 9, "B": 9, "C": 9, "D": 9})
+        vl.encode(step, failing_for("X"), max_rows=4)
+
+        assert step.failed.keys() == {"A", "B"}
+        assert step.scheduled == {"C": 9, "D": 9}
+        for req_id, error in step.failed.items():
+            assert type(error) is EncodeFailed
+            said = f"request {req_id!r}: encoding 'X' raised RuntimeError: cannot encode X"
+            assert str(error) == said
+            assert isinstance(error.__cause__, RuntimeError)
+        assert set(vl.batch.req_ids) == {"C", "D"}
+        order = vl.arrange(step)
+        assert delivered(order, vl.gather(order)) == {"C": run("Y", 2, 0, 4), "D": []}
+        vl.complete(order)
+        vl.check()
+
+    def test_failed_requests_may_come_again(self) -> None:
+        """Nothing of a failed request is left that would refuse it."""
+        vl = self.three()
+        step = vl.begin({"A": 9})
+        vl.encode(step, failing_for("X"))
+        vl.add("A", prompt_len=9, items=[item(2, 4, "X", grid=(1, 2, 2))])
+
+        assert run_step(vl, A=9)[1] == {"A": run("X", 2, 0, 4)}
+
+    @pytest.mark.parametrize(
+        ("encoder", "error", "said"),
+        [
+            (lambda tasks: encode_all(tasks)[:-1], EncodeFailed, "1 outputs for 2 items"),
+            (lambda tasks: encode_all(tasks) * 2, EncodeFailed, "4 outputs for 2 items"),
+            (lambda tasks: None, EncodeFailed, "NoneType"),
+            (lambda tasks: [None] * 2, FeatureRowsMismatch, "a NoneType; expected a tuple"),
+            (lambda tasks: [np.zeros((4, 3))] * 2, FeatureRowsMismatch, "a ndarray; expected a tu"),
+            (lambda tasks: [(np.zeros((5, 3)),)] * 2, FeatureRowsMismatch, r"\[5\] feature rows"),
+        ],
+    )
+    def test_an_encoder_that_returns_nonsense(
+        self, encoder: Callable[[Sequence[EncodeTask]], Any], error: type[Exception], said: str
+    ) -> None:
+        """Too few, too many or no outputs fail the items of the call; D does not notice."""
+        vl = self.three()
+        step = vl.begin({"A": 9, "B": 9, "C": 9, "D": 9})
+        vl.encode(step, encoder)
+
+        assert step.failed.keys() == {"A", "B", "C"}
+        for failure in step.failed.values():
+            assert type(failure) is error
+        with pytest.raises(error, match=said):
+            raise step.failed["C"]
+        assert vl.arrange(step).req_ids == ("D",)
+        vl.check()
+
+    def test_calls_are_bounded(self) -> None:
+        """At most ``max_rows`` rows a call, in order; a larger item goes alone."""
+        vl = make_batch()
+        sizes = (2, 3, 1, 9, 1, 1)
+        items, offset = [], 0
+        for number, size in enumerate(sizes):
+            items.append(item(offset, size, f"k{number}", grid=(1, 1, size)))
+            offset += size
+        vl.add("A", prompt_len=20, items=items)
+        step = vl.begin({"A": 20})
+        calls: list[list[int]] = []
+
+        def encoder(tasks: Sequence[EncodeTask]) -> list[Any]:
+            calls.append([task.placed.num_rows for task in tasks])
+            return encode_all(tasks)
+
+        vl.encode(step, encoder, max_rows=5)
+        assert calls == [[2, 3], [1], [9], [1, 1]]
+        assert not step.open
+
+    def test_only_what_is_still_open_is_encoded(self) -> None:
+        """Encoding goes on where commits by hand have left off; a second time is no work."""
+        vl = self.three()
+        step = vl.begin({"A": 9, "C": 9})
+        vl.commit(step, {EntryKey("Y"): (encoded("Y", 4),)})
+        calls: list[str] = []
+
+        def encoder(tasks: Sequence[EncodeTask]) -> list[Any]:
+            calls.extend(task.key.content for task in tasks)
+            return encode_all(tasks)
+
+        vl.encode(step, encoder)
+        vl.encode(step, encoder)
+        assert calls == ["X"]
+
+    def test_commit_of_another_step_is_refused(self) -> None:
+        """Outputs are for the step that asked for them; nothing is stored."""
+        vl = self.three()
+        first, second = vl.begin({"A": 9}), vl.begin({"C": 9})
+        outputs = {EntryKey(key): (encoded(key, 4),) for key in "XY"}
+        with refused(vl, StaleOrder, "does not wait for .*'Y'"):
+            vl.commit(first, outputs)
+        with refused(vl, StaleOrder, "does not wait for .*'X'"):
+            vl.commit(second, {}, {EntryKey("X"): RuntimeError()})
+        vl.commit(second, {EntryKey("Y"): outputs[EntryKey("Y")]})
+        assert (first.open, second.open) == ({EntryKey("X")}, set())
+
+    def test_an_open_step_shares_nothing_yet(self) -> None:
+        """B needs what A's step is about to encode: it waits until the step has it."""
+        vl = self.three()
+        first = vl.begin({"A": 9})
+        assert vl.ask({"B": 9, "C": 9}) == {"B": 2, "C": 9}
+        with refused(vl, InvalidSchedule, "'X' is being encoded", req_id="B"):
+            vl.begin({"B": 9})
+        vl.encode(first, encode_all)
+        assert run_step(vl, B=9)[1] == {"B": run("X", 2, 0, 4)}
+
+
+class TestLeavingInTheMiddle:
+    def begun(self) -> tuple[Batch, Any]:
+        """A and B wait for X in an open step, C for Y."""
+        vl = make_batch()
+        for req_id, key in (("A", "X"), ("B", "X"), ("C", "Y")):
+            vl.add(req_id, prompt_len=9, items=[item(2, 4, key, grid=(1, 2, 2))])
+        return vl, vl.begin({"A": 9, "B": 9, "C": 9})
+
+    @pytest.mark.parametrize("leave", ["remove", "preempt"])
+    @pytest.mark.parametrize("encoded_before", [False, True])
+    def test_between_begin_and_arrange(self, leave: str, encoded_before: bool) -> None:
+        """Abort or preempt before, or after, the features come: the others go on (B55, B06)."""
+        vl, step = self.begun()
+        if encoded_before:
+            vl.encode(step, encode_all)
+        for req_id in "AC":
+            getattr(vl, leave)(req_id)
+        vl.check()
+        vl.encode(step, encode_all)
+        order = vl.arrange(step)
+
+        assert order.req_ids == ("B",)
+        assert delivered(order, vl.gather(order)) == {"B": run("X", 2, 0, 4)}
+        vl.complete(order)
+        vl.check()
+        assert vl.features.cache.usage.reclaimable == 1000
+
+    def test_late_features_of_an_aborted_request_fail_nobody(self) -> None:
+        """The encoder fails for C, which has left: A and B do not notice (B55)."""
+        vl, step = self.begun()
+        vl.remove("C")
+        vl.encode(step, failing_for("Y"), max_rows=4)
+
+        assert step.failed == {}
+        assert set(vl.arrange(step).req_ids) == {"A", "B"}
+
+    def test_abort_in_every_state(self) -> None:
+        """Waiting, in mid-chunk, decoding, preempted, waiting for features: gone (B55)."""
+        vl = make_batch()
+
+        def add() -> None:
+            vl.add("R", prompt_len=40, items=[IMAGE])
+
+        def wait() -> None:
+            add()
+            vl.begin({"R": 40})
+
+        def mid_chunk() -> None:
+            add()
+            run_step(vl, R=10)
+
+        def decode() -> None:
+            add()
+            run_step(vl, R=40)
+            run_step(vl, R=1)
+
+        def preempted() -> None:
+            mid_chunk()
+            vl.preempt("R")
+
+        for number, reach in enumerate((add, mid_chunk, decode, preempted, wait)):
+            reach()
+            vl.remove("R")
+            vl.check()
+            assert "R" not in (*vl.batch.req_ids, *vl.batch.preempted)
+            assert vl.features.req_ids == vl.positions.req_ids == ()
+            reserved = 24 if reach is wait else 0  # until the step is abandoned
+            assert vl.features.cache.usage.reclaimable == 1000 - reserved
+            with refused(vl, UnknownRequest, req_id="R"):
+                vl.remove("R")
+            vl.add("other", prompt_len=3)
+            assert run_step(vl, other=3)[0].req_ids == ("other",)
+            vl.remove("other")
+            vl.features.cache.clear()
+            assert number < 5
+
+    def test_abort_of_a_step_in_flight(self) -> None:
+        """Abort after arrange, before the outputs: they go to the others, progress too."""
+        vl, step = self.begun()
+        vl.encode(step, encode_all)
+        order = vl.arrange(step)
+        vl.remove("A")
+        vl.add("A", prompt_len=9, items=[item(2, 4, "X", grid=(1, 2, 2))])
+        vl.complete(order)
+
+        assert [vl.batch.computed_of(req_id) for req_id in "ABC"] == [0, 9, 9]
+        vl.check()
+
+    def test_abandon(self) -> None:
+        """Given up before arrange: no reservation or reference is left, nobody has moved (V11)."""
+        vl, step = self.begun()
+        vl.commit(step, {EntryKey("Y"): (encoded("Y", 4),)})
+        vl.abandon(step)
+
+        vl.check()
+        assert vl.features.cache.present() == (EntryKey("Y"),)
+        assert vl.features.holding() == ("C",)
+        assert [vl.batch.computed_of(req_id) for req_id in "ABC"] == [0, 0, 0]
+        after = state_of(vl)
+        vl.abandon(step)
+        assert state_of(vl) == after
+        with refused(vl, StaleOrder, "does not wait for"):
+            vl.commit(step, {EntryKey("X"): (encoded("X", 4),)})
+        assert run_step(vl, A=9, B=9, C=9)[1]["B"] == run("X", 2, 0, 4)
+
+    def test_abandoning_an_old_step_leaves_a_new_one_alone(self) -> None:
+        """The same key reserved again by a later step is not the old step's to give back."""
+        vl, step = self.begun()
+        vl.encode(step, failing_for("X"), max_rows=4)
+        vl.add("A", prompt_len=9, items=[item(2, 4, "X", grid=(1, 2, 2))])
+        new = vl.begin({"A": 9})
+        vl.abandon(step)
+        vl.encode(new, encode_all)
+
+        order = vl.arrange(new)
+        assert delivered(order, vl.gather(order)) == {"A": run("X", 2, 0, 4)}
+
+    def test_arrange_waits_for_the_encoder(self) -> None:
+        """No row moves while an item of the step is open."""
+        vl, step = self.begun()
+        vl.commit(step, {EntryKey("Y"): (encoded("Y", 4),)})
+        with refused(vl, StaleOrder, "not encoded yet: .*'X'"):
+            vl.arrange(step)
+        vl.encode(step, encode_all)
+        vl.arrange(step)
+
+
+class TestPreemption:
+    def test_resume(self) -> None:
+        """3 outputs, preempted, evicted: one chunk [0, 43) has its features again (B52, B28)."""
+        vl = make_batch()
+        vl.add("A", prompt_len=40, items=[IMAGE])
+        for number in (40, 1, 1):
+            run_step(vl, A=number)
+        vl.preempt("A")
+        vl.check()
+        assert vl.features.holding() == ()
+        vl.features.cache.drop("X")
+        vl.resume("A")
+
+        assert vl.batch.known_tokens_of("A") == 43
+        order, got = run_step(vl, A=43)
+        assert order.regions == (0, 0, 1)
+        assert got == {"A": run("X", 4, 0, 24)}
+        assert vl.features.cache.counters.encoded == 2
+        assert positions(vl, A=1) == [[25]] * 3
+
+    def test_chunks_over_the_outputs(self) -> None:
+        """Resumed in chunks [0, 20), [20, 43): tokens 40..42 are at 22..24 on each axis (B28)."""
+        vl = make_batch()
+        vl.add("A", prompt_len=40, items=[IMAGE])
+        for number in (40, 1, 1):
+            run_step(vl, A=number)
+        vl.preempt("A")
+        vl.resume("A")
+        positions(vl, A=20)
+
+        assert [axis[-3:] for axis in positions(vl, A=23)] == [[22, 23, 24]] * 3
+        assert vl.positions.delta("A") == -18
+
+    def test_resume_with_a_prefix_hit(self) -> None:
+        """Resumed at token 8 of the image: the rest of its rows."""
+        vl = make_batch()
+        vl.add("A", prompt_len=40, items=[IMAGE])
+        run_step(vl, A=20)
+        vl.preempt("A")
+        vl.resume("A", computed=8)
+
+        assert run_step(vl, A=32)[1] == {"A": run("X", 8, 4, 20)}
+
+    def test_a_preempted_request_is_not_live(self) -> None:
+        """It cannot be scheduled, asked for or preempted again, and its id is taken."""
+        vl = make_batch()
+        vl.add("A", prompt_len=40, items=[IMAGE])
+        vl.preempt("A")
+        with refused(vl, UnknownRequest, req_id="A"):
+            vl.preempt("A")
+        with refused(vl, InvalidSchedule, req_id="A"):
+            vl.begin({"A": 1})
+        with refused(vl, UnknownRequest, req_id="A"):
+            vl.ask({"A": 1})
+        with refused(vl, UnknownRequest, req_id="A"):
+            vl.confirm("A", 0)
+        with refused(vl, UnknownRequest, req_id="B"):
+            vl.resume("B")
+
+
+class TestConfirm:
+    def test_roll_back(self) -> None:
+        """Chunk [0, 20) in flight, rolled back to 12: rows 2..7 of X again, no encode (B03)."""
+        vl = make_batch(auto_confirm=False)
+        vl.add("A", prompt_len=20, items=[item(10, 8, "X", grid=(1, 2, 4))])
+        run_step(vl, A=20)
+        assert vl.features.holding() == ("A",)
+
+        assert vl.confirm("A", 12) is True
+        assert run_step(vl, A=8)[1] == {"A": run("X", 12, 2, 6)}
+        assert vl.confirm("A", 17) is True
+        assert vl.features.holding() == ("A",)
+        run_step(vl, A=3)
+        assert vl.confirm("A", 20) is False
+        assert vl.features.holding() == ()
+        assert vl.features.cache.counters.encoded == 1
+
+    def test_refused(self) -> None:
+        """Not below what was confirmed, not above what was computed; nothing is released."""
+        vl = make_batch(auto_confirm=False)
+        vl.add("A", prompt_len=20, items=[item(2, 4, "X", grid=(1, 2, 2))])
+        run_step(vl, A=10)
+        vl.confirm("A", 4)
+        for computed in (3, 11):
+            with refused(vl, InvalidSchedule, req_id="A"):
+                vl.confirm("A", computed)
+
+    def test_automatic(self) -> None:
+        """With auto_confirm a completed step releases what is behind every request."""
+        vl = make_batch(lookahead=1)
+        vl.add("A", prompt_len=9, items=[item(2, 4, "X", grid=(1, 2, 2))])
+        vl.add("B", prompt_len=9, items=[item(2, 4, "Y", grid=(1, 2, 2))])
+        run_step(vl, A=6, B=7)
+
+        assert vl.features.holding() == ("A",)
+
+    def test_drafter(self) -> None:
+        """The drafter's gather in step n still finds what confirm will release (B05, B18)."""
+        vl = make_batch(lookahead=1)
+        vl.add("A", prompt_len=9, items=[item(2, 4, "X", grid=(1, 2, 2))])
+        order = vl.arrange(begun(vl, A=9))
+
+        assert delivered(order, vl.gather(order))["A"] == run("X", 2, 0, 4)
+        assert delivered(order, vl.gather(order, shift=1), 1)["A"] == run("X", 2, 0, 4)
+
+    def test_steps_in_flight(self) -> None:
+        """A confirmed step releases what is behind it while later tokens stay counted (B03)."""
+        vl = make_batch(auto_confirm=False)
+        items = [item(2, 4, "X", grid=(1, 2, 2)), item(12, 4, "Y", grid=(1, 2, 2))]
+        vl.add("A", prompt_len=20, items=items)
+        run_step(vl, A=8)
+        run_step(vl, A=8)
+        assert vl.confirm("A", 8, in_flight=8) is False
+
+        assert vl.batch.computed_of("A") == 16
+        assert set(vl.features.cache.references(EntryKey("Y")))
+        assert not vl.features.cache.references(EntryKey("X"))
+        vl.check()
+
+
+class TestLeaving:
+    @pytest.mark.parametrize("how", ["remove", "preempt", "mismatch", "failure"])
+    def test_hook(self, how: str) -> None:
+        """Called once a live request leaves, whichever way, while its fields can be read."""
+        vl = make_batch()
+        vl.add("other", prompt_len=9, items=[item(2, 4, "u", grid=(1, 2, 2))])
+        run_step(vl, other=4)
+        key, columns = ("u", 3) if how == "mismatch" else ("X", 2)
+        picture = item(2, 2 * columns, key, grid=(1, 2, columns))
+        vl.add("A", prompt_len=9, items=[picture], fields={"tag": 7})
+        left: list[object] = []
+        vl.before_leave = lambda req_id: left.append((req_id, vl.batch.read(req_id, "tag")))
+        if how in ("remove", "preempt"):
+            getattr(vl, how)("A")
+        else:
+            vl.encode(vl.begin({"A": 9, "other": 5}), failing_for("X"))
+
+        assert left == [("A", 7)]
+        if how == "preempt":
+            vl.remove("A")  # had left already
+        assert left == [("A", 7)]
+        with refused(vl, UnknownRequest, req_id="A"):
+            vl.remove("A")
+        vl.check()
+
+
+class TestWeights:
+    def test_new_epoch(self) -> None:
+        """R2 encodes with the new weights; R1, in flight, keeps what it has (B12)."""
+        vl = make_batch()
+        for req_id in ("R1", "R2"):
+            vl.add(req_id, prompt_len=9, items=[item(2, 4, "X", grid=(1, 2, 2))])
+        run_step(vl, R1=4)
+        vl.features.cache.set_epoch(1)
+        _, got = run_step(vl, R1=5, R2=9)
+
+        assert got == {"R1": run("X", 4, 2, 2, epoch=0), "R2": run("X", 2, 0, 4, epoch=1)}
+
+    def test_adapter(self) -> None:
+        """The adapter of a request is part of its keys."""
+        vl = make_batch()
+        vl.add("A", prompt_len=9, items=[item(2, 4, "X", grid=(1, 2, 2))], adapter="lora")
+        run_step(vl, A=9)
+
+        assert vl.features.cache.present() == (EntryKey("X", 0, "lora"),)
+
+
+class TestReset:
+    def test_reset(self) -> None:
+        """Live, preempted and open: all gone, ready features stay, stale steps are refused."""
+        vl = make_batch()
+        for req_id, key in (("A", "X"), ("B", "Y"), ("C", "Z")):
+            vl.add(req_id, prompt_len=9, items=[item(2, 4, key, grid=(1, 2, 2))])
+        order, _ = run_step(vl, A=4)
+        vl.preempt("B")
+        step = vl.begin({"C": 9})
+        left: list[str] = []
+        vl.before_leave = left.append
+        vl.reset()
+
+        vl.check()
+        assert left == ["A", "C"]
+        assert vl.batch.req_ids == vl.batch.preempted == vl.features.req_ids == ()
+        assert vl.features.cache.present() == (EntryKey("X"),)
+        assert vl.features.cache.usage.reclaimable == 1000
+        with refused(vl, StaleOrder, "no step waits"):
+            vl.encode(step, encode_all)
+        with refused(vl, StaleOrder):
+            vl.complete(order)
+        vl.add("A", prompt_len=9, items=[item(2, 4, "X", grid=(1, 2, 2))])
+        assert run_step(vl, A=9)[1] == {"A": run("X", 2, 0, 4)}
+
+
+class TestCheck:
+    @pytest.mark.parametrize(
+        ("corrupt", "said"),
+        [
+            (lambda vl: vl.features.remove("A"), "batch and features differ.*'A'"),
+            (lambda vl: vl.positions.remove("A"), "batch and positions differ.*'A'"),
+            (lambda vl: vl.batch.remove("A"), "batch and features differ.*'A'"),
+            (lambda vl: vl.features.add("Z", [], 9), "batch and features differ.*'Z'"),
+            (lambda vl: vl.features._requests["A"].held.clear(), "references of the store"),
+            (lambda vl: setattr(vl.features.cache, "_used_rows", 9), "are counted"),
+            (lambda vl: vl.batch.progress.confirmed.fill(30), "confirmed 30"),
+            (lambda vl: vl.positions._delta_of_slot.fill(1), "delta"),
+        ],
+    )  # fmt: skip
+    def test_planted_corruption_is_found(self, corrupt: Callable[[Batch], Any], said: str) -> None:
+        """Each part is checked, and that they know the same requests."""
+        vl = make_batch()
+        vl.add("A", prompt_len=9, items=[item(2, 4, "X", grid=(1, 2, 2))])
+        run_step(vl, A=4)
+        corrupt(vl)
+
+        with pytest.raises(InvariantBroken, match=said):
+            vl.check()
+
+
+class _Payload:
+    """Pixels, of which tests keep weak references only."""
+
+
+class TestMemory:
+    @pytest.fixture(autouse=True)
+    def _no_collector(self) -> Any:
+        """References alone must free everything."""
+        gc.disable()
+        yield
+        gc.enable()
+
+    @pytest.mark.parametrize("ending", ["finish", "abort", "failed", "mismatch", "blocked"])
+    def test_nothing_of_a_request_is_kept(self, ending: str) -> None:
+        """However a request ends, its pixels go with it, while errors and orders live on (B100)."""
+        vl = make_batch(6)
+        vl.add("other", prompt_len=30, items=[item(0, 4, "u", grid=(1, 2, 2))])
+        run_step(vl, other=2)
+        payload, note = _Payload(), _Payload()
+        kept = [weakref.ref(payload), weakref.ref(note)]
+        key, rows = {"mismatch": ("u", 2), "blocked": ("X", 6)}.get(ending, ("X", 2))
+        picture = item(2, rows, key, grid=(1, 1, rows), payload=payload)
+        vl.add("R", prompt_len=12, items=[picture], fields={"note": note})
+        del payload, picture, note
+        handles: list[object] = []
+        if ending == "blocked":
+            with pytest.raises(CacheFull):
+                vl.begin({"R": 12})
+            vl.remove("R")
+        else:
+            step = vl.begin({"R": 12})
+            vl.encode(step, failing_for("X") if ending == "failed" else encode_all)
+            handles += [step.failed, vl.arrange(step)] if ending != "abort" else []
+            if ending in ("finish", "abort"):
+                vl.remove("R")
+            else:
+                handles.append(step.failed["R"])
+            del step
+
+        vl.check()
+        assert [reference() for reference in kept] == [None, None]
+        assert handles is not None
+
+    def test_a_thousand_short_requests(self) -> None:
+        """Finished, aborted and failed in turn, ids kept: nothing else lives on (B100)."""
+        vl = make_batch(8)
+        alive: weakref.WeakSet[_Payload] = weakref.WeakSet()
+        features: list[weakref.ref[Any]] = []
+
+        def encoder(tasks: Sequence[EncodeTask]) -> list[Any]:
+            outputs = failing_for("bad")(tasks)
+            features.extend(weakref.ref(levels[0]) for levels in outputs)
+            return outputs
+
+        for number in range(1000):
+            req_id, payload = f"r{number}", _Payload()
+            alive.add(payload)
+            key = "bad" if number % 3 == 2 else f"k{number % 50}"
+            picture = item(2, 4, key, grid=(1, 2, 2), payload=payload)
+            vl.add(req_id, prompt_len=9, items=[picture])
+            del payload, picture
+            step = vl.begin({req_id: 9})
+            vl.encode(step, encoder)
+            order = vl.arrange(step)
+            del step
+            if number % 3 == 0:
+                vl.gather(order)
+                vl.complete(order)
+            if number % 3 != 2:
+                vl.remove(req_id)
+            assert len(alive) == 0
+
+        present = vl.features.cache.present()
+        assert sum(feature() is not None for feature in features) == len(present) == 2
+        assert vl.features.cache.usage.reclaimable == 8
+        vl.check()
