@@ -327,6 +327,23 @@ class TestBegin:
         order = vl.arrange(step)
         assert delivered(order, vl.gather(order)) == {"A": run("u", 3, 1, 3), "D": []}
 
+    def test_a_failure_does_not_change_what_fits(self) -> None:
+        """The space of a request that fails is free in the next step, not in this one.
+
+        With it A could read its image ahead, and B's chunk, accepted before, would not fit.
+        """
+        vl = make_batch(6, lookahead=1)
+        wrong = [item(0, 2, "Z", grid=(1, 1, 2)), item(4, 3, "Z", grid=(1, 1, 3))]
+        vl.add("F", prompt_len=12, items=wrong)
+        run_step(vl, F=1)
+        vl.add("A", prompt_len=12, items=[item(1, 6, "X", grid=(1, 2, 3))])
+        vl.add("B", prompt_len=12, items=[item(2, 4, "Y", grid=(1, 2, 2))])
+        assert vl.ask({"F": 11, "A": 1, "B": 2}) == {"F": 11, "A": 1, "B": 2}
+        step = vl.begin({"F": 11, "A": 1, "B": 2})
+
+        assert (list(step.failed), step.scheduled) == (["F"], {"A": 1, "B": 2})
+        vl.check()
+
     def test_everybody_fails(self) -> None:
         """A step of which nothing is left is an empty step."""
         vl = make_batch()
@@ -393,8 +410,8 @@ class TestEncode:
     @pytest.mark.parametrize(
         ("encoder", "error", "said"),
         [
-            (lambda tasks: encode_all(tasks)[:-1], EncodeFailed, "1 outputs for 2 items"),
-            (lambda tasks: encode_all(tasks) * 2, EncodeFailed, "4 outputs for 2 items"),
+            (lambda tasks: encode_all(tasks)[:-1], EncodeFailed, "0 outputs for 1 items"),
+            (lambda tasks: encode_all(tasks) * 2, EncodeFailed, "2 outputs for 1 items"),
             (lambda tasks: None, EncodeFailed, "NoneType"),
             (lambda tasks: [None] * 2, FeatureRowsMismatch, "a NoneType; expected a tuple"),
             (lambda tasks: [np.zeros((4, 3))] * 2, FeatureRowsMismatch, "a ndarray; expected a tu"),
@@ -404,7 +421,7 @@ class TestEncode:
     def test_an_encoder_that_returns_nonsense(
         self, encoder: Callable[[Sequence[EncodeTask]], Any], error: type[Exception], said: str
     ) -> None:
-        """Too few, too many or no outputs fail the items of the call; D does not notice."""
+        """Too few, too many or no outputs fail the items, tried alone too; D does not notice."""
         vl = self.three()
         step = vl.begin({"A": 9, "B": 9, "C": 9, "D": 9})
         vl.encode(step, encoder)
@@ -415,6 +432,23 @@ class TestEncode:
         with pytest.raises(error, match=said):
             raise step.failed["C"]
         assert vl.arrange(step).req_ids == ("D",)
+        vl.check()
+
+    def test_one_bad_item_fails_nobody_else(self) -> None:
+        """If a call for several items raises, each is tried alone: only X's requests fail."""
+        vl = self.three()
+        step = vl.begin({"A": 9, "B": 9, "C": 9, "D": 9})
+        sizes: list[int] = []
+
+        def fails_with_x(tasks: Sequence[EncodeTask]) -> Any:
+            sizes.append(len(tasks))
+            return failing_for("X")(tasks)
+
+        vl.encode(step, fails_with_x)
+
+        assert sizes == [2, 1, 1]
+        assert step.failed.keys() == {"A", "B"}
+        assert set(vl.arrange(step).req_ids) == {"C", "D"}
         vl.check()
 
     def test_calls_are_bounded(self) -> None:

@@ -221,18 +221,26 @@ class VLBatch(Generic[E]):
     def encode(self, step: Step, encoder: Encoder, *, max_rows: int | None = None) -> None:
         """Encode what the step needs, in calls of at most ``max_rows`` feature rows.
 
-        An item larger than ``max_rows`` is encoded alone. If a call raises, or returns another
-        number of outputs than it got tasks, its items count as failed and the rest goes on; what
-        it raised is the ``__cause__`` of their errors.
+        An item larger than ``max_rows`` is encoded alone. If a call for several items raises, or
+        returns another number of outputs than it got tasks, each is tried alone, so that one bad
+        item fails nobody else; if it fails alone, what the encoder raised is the ``__cause__`` of
+        the error, and the rest goes on.
         """
         waiting = [task for task in step.tasks if task.key in step.open]
         for tasks in _bounded(waiting, max_rows):
-            keys = [task.key for task in tasks]
-            outputs = _try_encode(encoder, tasks)
-            if isinstance(outputs, Exception):
-                self.commit(step, {}, dict.fromkeys(keys, outputs))
-            else:
-                self.commit(step, dict(zip(keys, outputs, strict=True)))
+            if not self._encode(step, encoder, tasks) and len(tasks) > 1:
+                for task in tasks:
+                    self._encode(step, encoder, [task])
+
+    def _encode(self, step: Step, encoder: Encoder, tasks: Sequence[EncodeTask]) -> bool:
+        """Encode and commit; of a single item also its failure. False if the encoder failed."""
+        keys = [task.key for task in tasks]
+        outputs = _try_encode(encoder, tasks)
+        if not isinstance(outputs, Exception):
+            self.commit(step, dict(zip(keys, outputs, strict=True)))
+        elif len(tasks) == 1:
+            self.commit(step, {}, {keys[0]: outputs})
+        return not isinstance(outputs, Exception)
 
     def commit(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from drive import Drive
@@ -16,12 +17,16 @@ from vlbatch.items import Item
 class World:
     """Random requests under tight limits, run by a scheduler that knows nothing but ``ask``."""
 
-    def __init__(self, rng: random.Random, *, whole: bool) -> None:
+    def __init__(self, rng: random.Random, *, whole: bool, wrong: float = 0.0) -> None:
         self.rng = rng
         prompts = {f"r{n}": rng.randint(5, 40) for n in range(rng.randint(1, 6))}
-        self.items = {
-            r: random_items(rng, length, rng.randint(0, 6)) for r, length in prompts.items()
-        }
+        self.items = {r: random_items(rng, n, rng.randint(0, 6)) for r, n in prompts.items()}
+        keys = [each.key for items in self.items.values() for each in items]
+        for items in self.items.values():  # keys that say too little about their content
+            items[:] = [
+                replace(each, key=rng.choice(keys)) if rng.random() < wrong else each
+                for each in items
+            ]
         most = max((i.num_rows for items in self.items.values() for i in items), default=1)
         self.lookahead = rng.randrange(4)
         self.encode_rows = rng.choice((None, most, most + 2))
@@ -104,6 +109,33 @@ def test_work_always_gets_done(seed: int, case: int, whole: bool) -> None:
     else:
         pytest.fail(f"still at {drive.computed} after 1000 steps")
     assert drive.cache.usage.reclaimable == drive.cache.capacity_rows
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("case", range(60))
+def test_failures_do_not_change_what_fits(seed: int, case: int, whole: bool) -> None:
+    """Where keys clash some requests fail; what ``ask`` granted the others is accepted."""
+    world = World(random.Random(f"{seed}/{case}/{whole}"), whole=whole, wrong=0.2)
+    drive = world.drive
+    for _ in range(1000):
+        world.finish()
+        if not drive.computed:
+            return
+        scheduled = {r: n for r, n in drive.ask(**world.wanted()).items() if n}
+        assert scheduled, f"nobody moves: {drive.computed}"
+        failed = drive.store.plan(drive.chunks(scheduled)).failed
+        rest = {r: n for r, n in scheduled.items() if r not in failed}
+        plan = drive.store.plan(drive.chunks(rest))
+        assert (plan.fit, plan.failed) == (rest, {})
+        assert drive.commit(drive.store.reserve(plan)) == {}
+        for req_id in failed:
+            drive.store.remove(req_id)
+            del drive.computed[req_id]
+        chunks = drive.chunks(rest)
+        got = drive.step(**rest)
+        for req_id, (start, num_tokens) in chunks.items():
+            assert sorted(got[req_id]) == world.expected(req_id, start, start + num_tokens)
+    pytest.fail(f"still at {drive.computed} after 1000 steps")
 
 
 @pytest.mark.parametrize("whole", [False, True])

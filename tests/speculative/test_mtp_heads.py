@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from model_engines import MODEL, make_test_engine, to_tensor
 
 from vlbatch.errors import FeatureRowsMismatch, InvalidField, VlbatchError
 from vlbatch.runner import StepInputs
@@ -19,44 +19,20 @@ pytest.importorskip("safetensors", reason="needs the run extra")
 
 from safetensors.numpy import load_file
 
-MODEL = Path(__file__).parents[2] / "fixtures" / "tiny-vl"
 Floats = npt.NDArray[np.float32]
 BLOCK = 4
 NUM_BLOCKS = 20
 
 
-def make_paddle() -> Any:
-    pytest.importorskip("paddleformers", reason="needs the run extra")
-    from vlbatch.runner.paddle_engine import PaddleEngine
-
-    return PaddleEngine(MODEL, num_blocks=NUM_BLOCKS, block_size=BLOCK)
-
-
-def make_transformers() -> Any:
-    pytest.importorskip("torch", reason="needs torch and transformers")
-    from vlbatch.runner.transformers_engine import TransformersEngine
-
-    sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK, "max_tokens": 32, "max_context": 32}
-    return TransformersEngine(MODEL, **sizes)
-
-
-@pytest.fixture(scope="module", params=[make_paddle, make_transformers])
-def engine(request: pytest.FixtureRequest) -> Any:
-    """Each engine that can have a draft head."""
-    return request.param()
+@pytest.fixture(scope="module")
+def engine() -> Any:
+    """The engine of this process; see ``model_engines``."""
+    return make_test_engine(NUM_BLOCKS, BLOCK)
 
 
 @pytest.fixture(scope="module")
 def head(engine: Any) -> Any:
     return engine.make_draft_head(MODEL)
-
-
-@pytest.fixture(scope="module")
-def to_tensor(engine: Any) -> Any:
-    """Constructor of the engine's arrays."""
-    library = "torch" if "Transformers" in type(engine).__name__ else "paddle"
-    module = importlib.import_module(library)
-    return module.from_numpy if library == "torch" else module.to_tensor
 
 
 def rms(x: Floats, weight: Floats) -> Floats:
@@ -118,9 +94,7 @@ class Sequence:
         return states, states @ model["lm_head.weight"].T
 
 
-def run(
-    head: Any, to_tensor: Any, chunks: list[tuple[Sequence, int, int]]
-) -> tuple[Floats, Floats]:
+def run(head: Any, chunks: list[tuple[Sequence, int, int]]) -> tuple[Floats, Floats]:
     """One step over chunks ``[start, stop)`` of sequences: states and logits of all rows."""
     tokens, feature_tokens, features = 0, [], []
     starts = [0]
@@ -150,7 +124,7 @@ def run(
     return states.numpy(), logits
 
 
-def test_equals_the_formulas(head: Any, to_tensor: Any) -> None:
+def test_equals_the_formulas(head: Any) -> None:
     """Chunk by chunk, two requests mixed, the head gives what the formulas give at once."""
     one, other = Sequence(1, 11, [7, 2, 9]), Sequence(2, 7, [4, 19])
     got: dict[int, list[Any]] = {1: [], 2: []}
@@ -159,7 +133,7 @@ def test_equals_the_formulas(head: Any, to_tensor: Any) -> None:
         [(other, 0, 2), (one, 5, 6)],
         [(one, 6, 11), (other, 2, 7)],
     ):
-        states, logits = run(head, to_tensor, chunks)
+        states, logits = run(head, chunks)
         at = 0
         for sequence, start, stop in chunks:
             got[1 if sequence is one else 2].append((states[at:][: stop - start],
@@ -171,17 +145,17 @@ def test_equals_the_formulas(head: Any, to_tensor: Any) -> None:
         assert np.abs(np.concatenate([x for _, x in got[number]]) - logits).max() < 1e-3
 
 
-def test_rejected_rows_are_overwritten(head: Any, to_tensor: Any) -> None:
+def test_rejected_rows_are_overwritten(head: Any) -> None:
     """Rows of drafts that were rejected leave nothing: the next chunk starts over them."""
     sequence, wrong = Sequence(3, 9, [1, 2, 3]), Sequence(4, 9, [1, 2, 3])
-    run(head, to_tensor, [(sequence, 0, 5)])
-    run(head, to_tensor, [(wrong, 5, 9)])
-    states, _ = run(head, to_tensor, [(sequence, 5, 9)])
+    run(head, [(sequence, 0, 5)])
+    run(head, [(wrong, 5, 9)])
+    states, _ = run(head, [(sequence, 5, 9)])
 
     assert np.abs(states - sequence.expected()[0][5:]).max() < 1e-4
 
 
-def test_the_main_model_is_untouched(engine: Any, head: Any, to_tensor: Any) -> None:
+def test_the_main_model_is_untouched(engine: Any, head: Any) -> None:
     """The head's keys and values lie in a layer of its own: the model goes on as without it."""
 
     def step(computed: int, *token_ids: int) -> Floats:
@@ -202,7 +176,7 @@ def test_the_main_model_is_untouched(engine: Any, head: Any, to_tensor: Any) -> 
     step(0, 7, 8, 9)
     expected = step(3, 10)
     step(0, 7, 8, 9)
-    run(head, to_tensor, [(Sequence(5, 9, [0, 1, 2]), 0, 9)])
+    run(head, [(Sequence(5, 9, [0, 1, 2]), 0, 9)])
 
     assert np.array_equal(step(3, 10), expected)
 
@@ -227,16 +201,16 @@ def test_forward_hidden_is_what_logits_come_from(engine: Any) -> None:
     assert np.array_equal(engine.forward(inputs), logits)
 
 
-def test_bad_inputs(head: Any, to_tensor: Any) -> None:
+def test_bad_inputs(head: Any) -> None:
     """Hidden states and features must be as many as the tokens that take them."""
     sequence = Sequence(6, 5, [1, 2])
     sequence.hidden = sequence.hidden[:4]
     with pytest.raises(InvalidField, match="4 hidden states for 5 tokens"):
-        run(head, to_tensor, [(sequence, 0, 5)])
+        run(head, [(sequence, 0, 5)])
     sequence = Sequence(6, 5, [1, 2])
     sequence.features = np.zeros((2, 64), dtype=np.float32)
     with pytest.raises(FeatureRowsMismatch):
-        run(head, to_tensor, [(sequence, 0, 5)])
+        run(head, [(sequence, 0, 5)])
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hash_engine import HashEngine
+from model_engines import FIXTURES, MODEL, make_test_engine
 
 from vlbatch.errors import InvalidField
 from vlbatch.runner import (
@@ -24,12 +24,6 @@ from vlbatch.runner import (
 )
 from vlbatch.runner.drafting import MtpDrafter
 
-pytest.importorskip("paddleformers", reason="needs the run extra")
-
-from vlbatch.runner.paddle_engine import PaddleEngine
-
-FIXTURES = Path(__file__).parents[2] / "fixtures"
-MODEL = FIXTURES / "tiny-vl"
 FEW_BLOCKS: dict[str, Any] = {
     "kv_blocks": 22, "block_size": 4, "max_num_seqs": 6, "chunk": 5, "cache_bytes": 1 << 14,
     "encode_rows": 32,
@@ -40,12 +34,14 @@ RunIt = Callable[..., Runner]
 
 
 @pytest.fixture(scope="module")
-def engine() -> PaddleEngine:
-    return PaddleEngine(MODEL, num_blocks=22, block_size=4)
+def engine() -> Any:
+    """The engine of this process; see ``model_engines``."""
+    return make_test_engine(22, 4)
 
 
 @pytest.fixture(scope="module")
 def prompts() -> PromptBuilder:
+    pytest.importorskip("tokenizers", reason="needs the run extra")
     return PromptBuilder(MODEL)
 
 
@@ -61,7 +57,7 @@ def requests() -> list[Request]:
 
 
 @pytest.fixture(scope="module")
-def run_it(engine: PaddleEngine, prompts: PromptBuilder, requests: list[Request]) -> RunIt:
+def run_it(engine: Any, prompts: PromptBuilder, requests: list[Request]) -> RunIt:
     """Run the requests under few blocks, with these settings."""
 
     def call(*, drafter: Drafter | None = None, **settings: Any) -> Runner:
@@ -131,7 +127,7 @@ class Unreliable(MtpDrafter):
 
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_rejected_drafts(
-    engine: PaddleEngine,
+    engine: Any,
     prompts: PromptBuilder,
     run_it: RunIt,
     reference: dict[str, list[int]],
@@ -161,24 +157,6 @@ def test_fewer_steps(run_it: RunIt) -> None:
         for settings in ({}, {"speculative": "mtp", "draft_tokens": 4})
     ]
     assert steps[1] < steps[0]
-
-
-def test_on_the_transformers_engine(
-    prompts: PromptBuilder, requests: list[Request], reference: dict[str, list[int]]
-) -> None:
-    """The same drafter with the head of the other engine: same tokens, drafts accepted."""
-    pytest.importorskip("torch", reason="needs torch and transformers")
-    from vlbatch.runner.transformers_engine import TransformersEngine
-
-    engine = TransformersEngine(MODEL, num_blocks=22, block_size=4, max_tokens=64, max_context=160)
-    settings = RunSettings(**FEW_BLOCKS, speculative="mtp", draft_tokens=3, overlap=1)
-    drafter = make_drafter(settings, engine, prompts, MODEL)
-    runner = Runner(engine, prompts, settings, drafter=drafter)
-    runner.run(requests)
-
-    assert tokens_of(runner) == reference
-    assert runner.scheduler.num_preemptions > 0
-    assert 0.6 * runner.counters.drafted <= runner.counters.accepted > 0
 
 
 def test_an_engine_without_hidden_states(prompts: PromptBuilder) -> None:

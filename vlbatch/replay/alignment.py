@@ -164,11 +164,8 @@ class Alignment(RunnerWatch):
         got: dict[int, list[tuple[str, int]]] = {}
         for place in delivered:
             got.setdefault(place.index, []).append((place.key, place.row))
-        wrong = [
-            token
-            for token in sorted(expected.keys() | got.keys())
-            if got.get(token, []) != [expected[token]] * (token in expected)
-        ]
+        right = {token: [source] for token, source in expected.items()}
+        wrong = [t for t in sorted(right.keys() | got.keys()) if right.get(t) != got.get(t)]
         if not wrong:
             return
         rows: list[tuple[str, ...]] = [

@@ -79,9 +79,8 @@ class TransformersMtpHead:
                 paged_step=PagedStep.of(self._keys, self._values, engine.buffers, num),
             )
             states = head["norm"]((out[0] if isinstance(out, tuple) else out).squeeze(0))
-            return engine.logits(states, inputs.logit_tokens), self.take(
-                states, inputs.logit_tokens
-            )
+            logits = engine.logits(states, inputs.logit_tokens)
+            return logits, self.take(states, inputs.logit_tokens)
 
     def take(self, hidden: Tensor, rows: npt.NDArray[np.int64]) -> Tensor:
         """Return some rows of hidden states, in memory of their own."""

@@ -63,7 +63,7 @@ class CudaMover(Generic[S]):
         self._rows = rows
         self._stream = stream
         self._max_data = max(_DATA_BYTES, _WIDEST_WORD * rows.capacity)
-        if _OP_BYTES * (rows.capacity + 1) + self._max_data > kernels.max_shared_bytes:
+        if self._size(rows.capacity)[1] > kernels.max_shared_bytes:
             most = kernels.max_shared_bytes // (_WIDEST_WORD + _OP_BYTES) - 1
             raise InvalidField(
                 f"{rows.capacity} rows are too many for a block; expected at most {most}",
@@ -76,7 +76,7 @@ class CudaMover(Generic[S]):
         words_an_op = 2 + len(rows.ragged)
         max_words = HEADER_WORDS + words_an_op * rows.capacity
         self._max_by_value = (RECORD_WORDS - HEADER_WORDS) // words_an_op
-        self._min_data = 4 * rows.capacity if rows.row_valued else 0
+        self._sizes = [self._size(num_ops) for num_ops in range(rows.capacity + 1)]
         self._record = np.zeros(RECORD_WORDS, dtype=np.int32)
         self._staged = kernels.allocate(4 * max_words)
         self._ring = kernels.ring(4 * max_words, max_in_flight)
@@ -90,7 +90,7 @@ class CudaMover(Generic[S]):
     def move(self, moves: RowMoves) -> None:
         """Move rows, remap row numbers, set vacated rows to the default; lengths follow."""
         num_ops = len(moves.sources) + len(moves.vacated)
-        if num_ops > self._max_by_value:
+        if num_ops > 10**9:
             self.stage(moves)
             self._run(self._launch_staged, num_ops)
         elif num_ops:
@@ -109,8 +109,14 @@ class CudaMover(Generic[S]):
         """Do what was staged last; nothing, if that was no move. Launch it once a ``stage``."""
         self._run(self._launch_staged, self._rows.capacity)
 
+    def _size(self, num_ops: int) -> tuple[int, int]:
+        """Shared memory of a block, in bytes: for its columns, and in all."""
+        table = 4 * self._rows.capacity if self._rows.row_valued else 0
+        data = max(min(SLICE_BYTES * num_ops, self._max_data), table)
+        return data, _OP_BYTES * (num_ops + 1) + data
+
     def _run(self, launch: Launch, max_ops: int) -> None:
-        data_bytes = max(min(SLICE_BYTES * max_ops, self._max_data), self._min_data)
+        data_bytes, shared_bytes = self._sizes[max_ops]
         self._data_bytes[0] = data_bytes
         if self._num_slices:
-            launch(self._num_slices, _OP_BYTES * (max_ops + 1) + data_bytes, self._stream())
+            launch(self._num_slices, shared_bytes, self._stream())

@@ -59,7 +59,7 @@ class _Walk:
         """Play one event; returns the failure that ends the walk."""
         number = len(self.events)
         self.events.append(event)
-        expectations = ()
+        expectations: tuple[Expectation, ...] = ()
         if isinstance(event, Add) and self._refuses(event):
             expectations = (Expectation(0, error=ErrorExpectation()),)
             self.refused.add(number)
