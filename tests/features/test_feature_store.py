@@ -88,6 +88,9 @@ class TestAdmission:
         whole.add("R", 20, *nested)
         shared = Drive(4, whole_items=True)
         shared.add("R", 20, item(0, 8, "v", mask="11000011"), item(2, 4, "v"))
+        clash = (item(0, 9, "v", mask="110000111"), item(2, 2, "a"), item(4, 2, "v"))
+        with shared.refused(ItemTooLarge, "has 7", req_id="S", setting="max_rows"):
+            shared.add("S", 20, *clash)
 
     def test_item_checks_run(self) -> None:
         """Spans, counts and precomputed embeddings are refused here, with nothing added."""

@@ -42,6 +42,9 @@ class FakeBackend:
     def address(self, buffer: Array) -> int:
         return buffer.ctypes.data
 
+    def reserved_bytes(self) -> int:
+        return 0
+
 
 def make(check_every: int = 1) -> tuple[GraphPool[Array], FakeBackend, dict[str, Array], list[int]]:
     """Pool over one buffer whose output is twice the input; and the sizes that were run."""
@@ -56,7 +59,8 @@ def make(check_every: int = 1) -> tuple[GraphPool[Array], FakeBackend, dict[str,
         max_num_seqs=4, prefill_graphs=True, max_capture_shape_prefill=8, num_of_warmups=2
     )
     backend = FakeBackend()
-    return GraphPool(config, backend, buffers, run, check_every=check_every), backend, buffers, runs
+    pool = GraphPool(config, backend, lambda: buffers, run, check_every=check_every)
+    return pool, backend, buffers, runs
 
 
 def test_largest_first_with_warmups() -> None:

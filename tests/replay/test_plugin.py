@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,6 @@ import pytest
 Run = Callable[..., pytest.RunResult]
 
 pytest_plugins = ["pytester"]
-
-MODULE = "vlbatch.replay.plugin"
-IS_INSTALLED = any(point.value == MODULE for point in metadata.entry_points(group="pytest11"))
 
 RUNNER = """
 import numpy as np
@@ -31,14 +27,14 @@ def serve(watch, features=CAT, positions=None):
 
 
 @pytest.fixture
-def run(pytester: pytest.Pytester) -> Run:
-    """Run the tests in a piece of code."""
+def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the tests in a piece of code, with this plugin and no other."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
     def run(code: str, *options: str) -> pytest.RunResult:
         pytester.makepyfile(runner=RUNNER)
         pytester.makepyfile(test_it=code)
-        plugin = () if IS_INSTALLED else ("-p", MODULE)
-        return pytester.runpytest_inprocess(*plugin, "--assert=plain", *options)
+        return pytester.runpytest_inprocess("-p", "vlbatch.replay.plugin", *options)
 
     return run
 

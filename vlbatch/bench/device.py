@@ -1,6 +1,6 @@
 """What moves, features and positions cost on a CUDA device, beside the methods of engines.
 
-Run it with ``python -m vlbatch.bench.device [--json OUT]``; it takes about 12 GB of device memory.
+Run it with ``python -m vlbatch.bench.device [--json OUT]``; it takes about 16 GB of device memory.
 Wall times are from the call to the end of a synchronisation; bandwidths count bytes read and
 written, over the time between two events around many launches. Buffers hold random bytes.
 """
@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +22,15 @@ from vlbatch.backends.cuda import CudaMover
 from vlbatch.backends.cuda.records import RECORD_WORDS
 from vlbatch.backends.torch_backend import TorchTensorBackend
 from vlbatch.backends.torch_inputs import FeatureBuffer, PositionBuffer
-from vlbatch.bench.harness import Timing, machine, measure
+from vlbatch.bench.device_timing import (
+    Bandwidth,
+    Launches,
+    bandwidths,
+    issue_times,
+    raise_clocks,
+    wall_times,
+)
+from vlbatch.bench.harness import Timing, machine
 from vlbatch.bench.peers import IndexSelect, PairwiseSwaps
 from vlbatch.bench.workload import Workload
 from vlbatch.features import FeatureInputs
@@ -37,23 +43,6 @@ NUM_REQS = 256
 MAX_MODEL_LEN = 32768
 HIDDEN_SIZE = 3584
 ROPE_HEAD_DIM = 128
-
-_HOLD_CYCLES = 250_000
-"""Clock cycles of the device in which the host issues a launch, with room to spare."""
-
-Launches = Callable[[], object]
-
-
-@dataclass(frozen=True, slots=True)
-class Bandwidth:
-    """Bytes a second, read and written, and their share of a plain copy's in the same rounds."""
-
-    name: str
-    num_bytes: int
-    seconds: float
-    best_seconds: float
-    bytes_per_second: float
-    share_of_copy: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,69 +146,6 @@ def check_move(storage: FieldStorage[torch.Tensor, torch.Tensor], moves: RowMove
     for name, values in expected.items():
         if not torch.equal(storage.arrays[name].view(torch.uint8), values.view(torch.uint8)):
             raise AssertionError(f"field {name!r} was not moved right")
-
-
-# -- timing ----------------------------------------------------------------------------------------
-def wall_times(methods: Mapping[str, Launches], rounds: int) -> dict[str, Timing]:
-    """Interleaved wall times, each until the device is done."""
-
-    def timed(method: Launches) -> Callable[[int], object]:
-        def run(_: int) -> None:
-            method()
-            torch.cuda.synchronize()
-
-        return run
-
-    return measure({name: timed(method) for name, method in methods.items()}, rounds=rounds)
-
-
-def issue_times(methods: Mapping[str, Launches], rounds: int) -> dict[str, Timing]:
-    """Interleaved times until each call returned, the device idle before it."""
-    samples: dict[str, list[float]] = {name: [] for name in methods}
-    for _ in range(rounds):
-        for name, method in methods.items():
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            method()
-            samples[name].append(time.perf_counter() - begin)
-    torch.cuda.synchronize()
-    return {n: Timing(statistics.median(s), min(s), len(s)) for n, s in samples.items()}
-
-
-def bandwidths(
-    methods: Mapping[str, tuple[int, Launches]], copy: str, *, rounds: int = 7, launches: int = 10
-) -> list[Bandwidth]:
-    """Time ``launches`` of each method between two events, in interleaved rounds.
-
-    The device is held back until they are all issued, so that the host's time is not in it.
-
-    Args:
-        methods: name -> bytes read and written by a launch, and the launch.
-        copy: name of the plain copy among them.
-        rounds: of which the median counts.
-        launches: between two events.
-
-    """
-    samples: dict[str, list[float]] = {name: [] for name in methods}
-    for number in range(rounds + 1):
-        for name, (_, method) in methods.items():
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(_HOLD_CYCLES * launches)  # noqa: SLF001 (there is no public one)
-            start.record()
-            for _ in range(launches):
-                method()
-            stop.record()
-            stop.synchronize()
-            if number:
-                samples[name].append(start.elapsed_time(stop) / 1000 / launches)
-    speed = {n: methods[n][0] / statistics.median(s) for n, s in samples.items()}
-    return [
-        Bandwidth(
-            name, methods[name][0], statistics.median(s), min(s), speed[name],
-            speed[name] / speed[copy],
-        )
-        for name, s in samples.items()
-    ]  # fmt: skip
 
 
 # -- the parts -------------------------------------------------------------------------------------
@@ -390,16 +316,6 @@ def time_inputs(
     return wall_times(methods, rounds), issue_times(methods, rounds)
 
 
-def _raise_clocks(device: torch.device, seconds: float = 1.0) -> None:
-    """Keep the device busy until its clocks are up."""
-    matrix = torch.randn(4096, 4096, device=device, dtype=torch.bfloat16)
-    stop = time.perf_counter() + seconds
-    while time.perf_counter() < stop:
-        for _ in range(20):
-            matrix @ matrix
-        torch.cuda.synchronize()
-
-
 def run_device(device: str = "cuda") -> DeviceFigures:
     """Time everything on a device.
 
@@ -410,7 +326,7 @@ def run_device(device: str = "cuda") -> DeviceFigures:
     """
     backend = TorchTensorBackend(device, fused=True)
     with torch.cuda.device(backend.device):
-        _raise_clocks(backend.device)
+        raise_clocks(backend.device)
         walls, issues, num_fields = time_moves(backend)
         more_walls, more_issues = time_inputs(backend)
         found = time_features(backend)

@@ -14,7 +14,9 @@ import click
 
 from vlbatch.errors import InvalidField
 from vlbatch.runner import (
+    ENGINES,
     FAULTS,
+    GRAPH_MODES,
     Mismatch,
     PromptBuilder,
     Runner,
@@ -56,6 +58,17 @@ def _writable(_: click.Context, __: click.Parameter, path: Path | None) -> Path 
     return path
 
 
+def _gate(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, float] | None:
+    """Read N:SECONDS."""
+    if value is None:
+        return None
+    count, _colon, seconds = value.partition(":")
+    try:
+        return int(count), float(seconds)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not N:SECONDS, such as 4:0.05.") from None
+
+
 @click.command("run", epilog=_EPILOG)
 @click.argument("requests", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
@@ -95,6 +108,33 @@ def _writable(_: click.Context, __: click.Parameter, path: Path | None) -> Path 
 @_setting("draft_tokens", "Most tokens drafted for a decode.")
 @_setting("overlap", "Steps under way before the outputs of a step are read, 0 to 2.")
 @click.option(
+    "--engine",
+    type=click.Choice(ENGINES),
+    default=ENGINES[0],
+    show_default=True,
+    help="Library that runs the model.",
+)
+@click.option(
+    "--device",
+    default=_DEFAULTS.device,
+    show_default=True,
+    help="Where the engine runs: cpu, cuda or cuda:N.",
+)
+@click.option(
+    "--graph",
+    type=click.Choice(GRAPH_MODES),
+    default=_DEFAULTS.graph,
+    show_default=True,
+    help="Steps that run from captured CUDA graphs.",
+)
+@click.option("--poison", is_flag=True, help="Fill the pad tokens of captured steps with NaN.")
+@click.option(
+    "--prefill-gate",
+    metavar="N:SECONDS",
+    callback=_gate,
+    help="Hold fresh prompts until N have come or the oldest has waited so long.",
+)
+@click.option(
     "--verify",
     is_flag=True,
     help="Compare every request with itself alone: same tokens, logits within 1e-3.",
@@ -116,6 +156,7 @@ def run_command(
     requests: Path,
     model: Path | None,
     cache_mb: float,
+    engine: str,
     verify: bool,
     inject: str | None,
     strict: bool,
@@ -134,9 +175,9 @@ def run_command(
     jobs = load_requests(requests)
     folder = model or requests.parent / "tiny-vl"
     prompts = PromptBuilder(folder)
-    engine = make_engine("paddle", folder, settings)
-    drafter = make_drafter(settings, engine, prompts, folder)
-    runner = Runner(engine, prompts, settings, drafter=drafter, faults=faults)
+    model_engine = make_engine(engine, folder, settings)
+    drafter = make_drafter(settings, model_engine, prompts, folder)
+    runner = Runner(model_engine, prompts, settings, drafter=drafter, faults=faults)
     with progress_bar(len(jobs)) as on_step:
         results = runner.run(jobs, on_step=on_step)
     if inject is not None and not faults.happened:
@@ -144,7 +185,7 @@ def run_command(
     verified: list[str] | None = None
     mismatches: list[Mismatch] = []
     if verify:
-        verified, mismatches = compare(results, make_answerer(engine, prompts, settings))
+        verified, mismatches = compare(results, make_answerer(model_engine, prompts, settings))
         if inject is not None and not mismatches:
             raise InvalidField(
                 f"fault {inject} left no trace: what it broke was computed anew",

@@ -6,13 +6,14 @@ import io
 import sys
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from vlbatch.runner import LOGIT_TOLERANCE, Mismatch, Result, Runner
+from vlbatch.runner import LOGIT_TOLERANCE, GraphEngine, Mismatch, Result, Runner
 
 
 @contextmanager
@@ -96,6 +97,9 @@ def _events(results: Sequence[Result], runner: Runner) -> Iterator[str]:
         f" {len(counters.cut_items)} items cut by chunks"
     )
     yield f"encoder: {cache.encoded} encoded, {cache.hits} hits, {cache.evicted} evicted"
+    if isinstance(runner.engine, GraphEngine):
+        steps = runner.engine.dispatcher.counts
+        yield "graphs: " + ", ".join(f"{count} steps {how}" for how, count in steps.items())
     if counters.drafted:
         yield (
             f"drafts: {counters.accepted} of {counters.drafted} tokens accepted;"
@@ -121,7 +125,7 @@ def to_json(
 ) -> dict[str, object]:
     """The outcome as plain data."""
     cache = runner.vl.features.cache
-    counters = runner.counters
+    counters, gate = runner.counters, runner.scheduler.gate
     return {
         "requests": [_request_json(result, runner) for result in results],
         "steps": counters.steps,
@@ -137,6 +141,8 @@ def to_json(
             "evicted": cache.counters.evicted,
             "peak_bytes": cache.counters.peak_rows * cache.row_bytes,
         },
+        "graphs": runner.engine.report() if isinstance(runner.engine, GraphEngine) else None,
+        "prefill_gate": None if gate is None else asdict(gate.counters),
         "speculative": {
             "drafted": counters.drafted,
             "accepted": counters.accepted,

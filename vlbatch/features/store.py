@@ -124,7 +124,11 @@ class FeatureStore:
 
     def _refuse_oversize(self, group: Sequence[PlacedItem], req_id: str) -> None:
         """Refuse items that are needed at once if they can never be there at once."""
-        rows_of = {p.item.key: p.num_rows for p in group if p.item.embeds is None}
+        rows_of: dict[str, int] = {}
+        for placed in group:
+            key = placed.item.key
+            if placed.item.embeds is None:
+                rows_of[key] = max(placed.num_rows, rows_of.get(key, 0))
         num_rows = sum(rows_of.values())
         budgets = [(self.cache.capacity_rows, self.cache.setting, "encoder cache")]
         if self._limits.encode_rows is not None:

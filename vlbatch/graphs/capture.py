@@ -44,14 +44,26 @@ class GraphBackend(Protocol[T]):
         """First byte of a buffer."""
         ...
 
+    def reserved_bytes(self) -> int:
+        """Device memory that the framework holds; 0 on a host."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class CaptureReport:
-    """One captured graph; seconds are wall time, warm-ups included."""
+    """One captured graph.
+
+    Attributes:
+        kind: of the graph.
+        num_tokens: its size.
+        seconds: wall time, warm-ups included.
+        num_bytes: device memory that was newly taken for it, warm-ups included.
+    """
 
     kind: GraphKind
     num_tokens: int
     seconds: float
+    num_bytes: int
 
 
 class GraphPool(Generic[T]):
@@ -60,7 +72,7 @@ class GraphPool(Generic[T]):
     Args:
         config: which graphs.
         backend: the framework.
-        buffers: name -> buffer that graphs read.
+        buffers: returns name -> buffer, as they are now, of all that graphs read and write.
         run: computes the output of the first ``n`` tokens of the buffers.
         check_every: compare addresses before every n-th replay; 1 for each.
     """
@@ -69,7 +81,7 @@ class GraphPool(Generic[T]):
         self,
         config: GraphConfig,
         backend: GraphBackend[T],
-        buffers: Mapping[str, T],
+        buffers: Callable[[], Mapping[str, T]],
         run: Callable[[int], T],
         *,
         check_every: int = 64,
@@ -96,13 +108,15 @@ class GraphPool(Generic[T]):
         return [self._capture(kind, size) for size, kind in sorted(wanted, reverse=True)]
 
     def _capture(self, kind: GraphKind, num_tokens: int) -> CaptureReport:
-        start = perf_counter()
+        start, held = perf_counter(), self._backend.reserved_bytes()
         for _ in range(self._config.num_of_warmups):
             self._run(num_tokens)
         self._backend.synchronize()
         self._graphs[kind, num_tokens] = self._backend.capture(lambda: self._run(num_tokens))
         self._backend.synchronize()
-        return CaptureReport(kind, num_tokens, perf_counter() - start)
+        return CaptureReport(
+            kind, num_tokens, perf_counter() - start, self._backend.reserved_bytes() - held
+        )
 
     def replay(self, kind: GraphKind, num_tokens: int) -> T:
         """Run a captured graph over the buffers' content.
@@ -138,4 +152,4 @@ class GraphPool(Generic[T]):
             raise InvariantBroken(f"buffers {moved} moved since the graphs were captured")
 
     def _current_addresses(self) -> dict[str, int]:
-        return {name: self._backend.address(buffer) for name, buffer in self._buffers.items()}
+        return {name: self._backend.address(buffer) for name, buffer in self._buffers().items()}

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import monotonic
+from math import inf
+from time import monotonic, sleep
 
 from vlbatch.errors import DuplicateRequest, InvalidField
 
@@ -32,26 +33,32 @@ class PrefillGate:
         num_prompts: release as soon as so many wait.
         max_wait: release when the oldest has waited so long, seconds.
         clock: returns seconds.
+        sleep: waits so many seconds.
 
     Attributes:
         counters: events so far.
 
     Raises:
-        InvalidField: fewer than one prompt, or a negative wait.
+        InvalidField: fewer than one prompt, or a negative or endless wait.
     """
 
     def __init__(
-        self, num_prompts: int, max_wait: float, clock: Callable[[], float] = monotonic
+        self,
+        num_prompts: int,
+        max_wait: float,
+        clock: Callable[[], float] = monotonic,
+        sleep: Callable[[float], None] = sleep,
     ) -> None:
-        if num_prompts < 1 or not max_wait >= 0:
+        if num_prompts < 1 or not 0 <= max_wait < inf:
             raise InvalidField(
-                f"got {num_prompts} prompts, {max_wait} seconds; expected >= 1 and >= 0",
+                f"got {num_prompts} prompts, {max_wait} seconds; expected >= 1 and 0 or more",
                 setting="prefill_gate",
             )
         self.num_prompts = num_prompts
         self.max_wait = max_wait
         self.counters = GateCounters()
         self._clock = clock
+        self._sleep = sleep
         self._since: dict[str, float] = {}  # req_id -> arrival, oldest first
 
     @property
@@ -72,6 +79,12 @@ class PrefillGate:
     def leave(self, req_id: str) -> None:
         """Forget a prompt that was aborted; one that is not here is ignored."""
         self._since.pop(req_id, None)
+
+    def wait(self) -> None:
+        """Wait until the oldest has waited long enough; for a runner with nothing else to do."""
+        if self._since:
+            oldest = next(iter(self._since.values()))
+            self._sleep(max(0.0, oldest + self.max_wait - self._clock()))
 
     def release(self) -> tuple[str, ...]:
         """Let all go if enough wait or the oldest has waited long enough; else nobody."""

@@ -61,3 +61,9 @@ class PaddleGraphs:
     def address(self, buffer: paddle.Tensor) -> int:
         """First byte of a tensor."""
         return int(buffer.data_ptr())
+
+    def reserved_bytes(self) -> int:
+        """What Paddle's allocator holds; 0 on the CPU."""
+        if not paddle.is_compiled_with_cuda():
+            return 0
+        return int(paddle.device.cuda.memory_reserved())

@@ -29,3 +29,7 @@ class TorchGraphs:
     def address(self, buffer: torch.Tensor) -> int:
         """First byte of a tensor."""
         return int(buffer.data_ptr())
+
+    def reserved_bytes(self) -> int:
+        """What torch's allocator holds, pools of graphs included."""
+        return int(torch.cuda.memory_reserved())

@@ -1,4 +1,7 @@
-"""Engines by name."""
+"""Engines by name.
+
+A framework is imported where an engine on it is made.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +10,72 @@ from pathlib import Path
 
 from vlbatch.errors import InvalidField
 from vlbatch.runner.alone import Answer, answer_alone
+from vlbatch.runner.graph_engine import GraphEngine, graph_config
 from vlbatch.runner.inputs import Engine
 from vlbatch.runner.prompt import PromptBuilder
 from vlbatch.runner.results import Result
 from vlbatch.runner.settings import RunSettings
 
-ENGINES = ("paddle",)
+ENGINES = ("paddle", "transformers")
 
 
 def make_engine(name: str, model_dir: Path, settings: RunSettings) -> Engine:
     """Load a model with a KV cache of the settings' size.
 
     Raises:
-        InvalidField: no such engine.
+        InvalidField: no such engine, or it captures no graphs.
         MissingDependency: its library is not installed.
         VlbatchError: the folder holds no usable model.
     """
-    if name != "paddle":
-        raise InvalidField(f"no engine {name!r}; expected one of {ENGINES}", setting="engine")
+    if name == "paddle":
+        return _make_paddle(model_dir, settings)
+    if name == "transformers":
+        return _make_transformers(model_dir, settings)
+    raise InvalidField(f"no engine {name!r}; expected one of {ENGINES}", setting="engine")
+
+
+def _make_paddle(model_dir: Path, settings: RunSettings) -> Engine:
+    if settings.graph != "none":
+        raise InvalidField(
+            "only steps of the transformers engine are captured", setting="graph, engine"
+        )
     from vlbatch.runner.paddle_engine import PaddleEngine
 
-    return PaddleEngine(model_dir, num_blocks=settings.kv_blocks, block_size=settings.block_size)
+    return PaddleEngine(
+        model_dir,
+        num_blocks=settings.kv_blocks,
+        block_size=settings.block_size,
+        device=settings.device.replace("cuda", "gpu"),  # Paddle's name
+    )
+
+
+def _make_transformers(model_dir: Path, settings: RunSettings) -> Engine:
+    from vlbatch.runner.transformers_engine import TransformersEngine
+
+    config = graph_config(settings)
+    engine = TransformersEngine(
+        model_dir,
+        num_blocks=settings.kv_blocks,
+        block_size=settings.block_size,
+        max_tokens=max(
+            settings.token_budget,
+            settings.max_model_len,  # a prompt alone is one step
+            *config.sizes("decode"),
+        ),
+        max_context=settings.max_model_len,
+        device=settings.device,
+    )
+    if settings.graph == "none":
+        return engine
+    from vlbatch.graphs.torch_graphs import TorchGraphs
+
+    return GraphEngine(
+        engine,
+        config,
+        TorchGraphs(),
+        poison=settings.poison,
+        check_every=1 if settings.poison else 64,
+    )
 
 
 def make_answerer(

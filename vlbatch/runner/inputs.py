@@ -10,6 +10,8 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from vlbatch.order import BatchOrder
+
 Features: TypeAlias = object
 """An engine's array ``[rows, hidden]``; opaque to everything but the engine."""
 
@@ -49,6 +51,8 @@ class StepInputs:
         feature_tokens: int64 ``[num_features]`` token places (indices into ``token_ids``).
         features: arrays ``[rows_i, hidden]`` whose rows in order belong to ``feature_tokens``.
         logit_tokens: int64 ``[num_logits]`` tokens whose logits are wanted.
+        order: the batch order of the step, from which a graph is chosen; ``None`` for a forward
+            that is no step of a batch.
     """
 
     token_ids: npt.NDArray[np.int64]
@@ -59,6 +63,7 @@ class StepInputs:
     feature_tokens: npt.NDArray[np.int64]
     features: Sequence[Features]
     logit_tokens: npt.NDArray[np.int64]
+    order: BatchOrder | None = None
 
 
 class Engine(Protocol):

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from vlbatch.cache import Features
 from vlbatch.errors import DuplicateRequest, InvariantBroken, VlbatchError
 from vlbatch.features import EncodeTask
+from vlbatch.graphs import PrefillGate
 from vlbatch.order import BatchOrder, IntArray
 from vlbatch.runner.drafting import Drafter
 from vlbatch.runner.faults import Faults
@@ -52,8 +53,10 @@ class Runner:
         settings: limits.
         drafter: who drafts, ``settings.num_drafts`` at most; ``None`` for nobody.
         faults: break something on purpose; ``None`` in any honest run.
+        gate: holds fresh prompts back; ``None`` for the one of the settings.
 
     Attributes:
+        engine: the model.
         vl: state of the batch.
         draft: the drafts of its requests.
         scheduler: queues and KV blocks.
@@ -69,8 +72,9 @@ class Runner:
         *,
         drafter: Drafter | None = None,
         faults: Faults | None = None,
+        gate: PrefillGate | None = None,
     ) -> None:
-        self._engine = engine
+        self.engine = engine
         self.prompts = prompts
         self._settings = settings
         self._drafter = drafter or Drafter()
@@ -82,8 +86,14 @@ class Runner:
             lookahead=self._drafter.lookahead,
         )
         self.draft: DraftBatch = make_draft_batch(self.vl)
+        if gate is None and settings.prefill_gate is not None:
+            gate = PrefillGate(*settings.prefill_gate)
         self.scheduler = Scheduler(
-            settings, self.vl, draft=self.draft, num_ahead=self._drafter.num_ahead
+            settings,
+            self.vl,
+            draft=self.draft,
+            num_ahead=self._drafter.num_ahead,
+            gate=gate,
         )
         self._in_flight: deque[StepOutputs] = deque()
         self.counters = RunCounters()
@@ -151,6 +161,8 @@ class Runner:
         if not scheduled:
             if self._in_flight:
                 self._read(self._in_flight.popleft())
+            elif self.scheduler.gate is not None and self.scheduler.gated:
+                self.scheduler.gate.wait()
             elif not refused:
                 stuck = (*vl.batch.req_ids, *vl.batch.preempted)
                 raise InvariantBroken(f"no request can go on: {stuck}")
@@ -176,7 +188,7 @@ class Runner:
         features = self._faults.features(vl.gather(order))
         positions = self._faults.positions(order, vl.positions_of(order))
         inputs = step_inputs(vl, self.draft, order, features, positions)
-        logits, hidden = self._drafter.forward(self._engine, inputs)
+        logits, hidden = self._drafter.forward(self.engine, inputs)
         self._faults.after_forward(vl)
         lookahead = self._drafter.lookahead
         outputs = StepOutputs(
@@ -202,7 +214,7 @@ class Runner:
             payload = task.placed.item.payload
             assert isinstance(payload, MediaPatches)  # noqa: S101 (PromptBuilder put it there)
             patches.append(payload)
-        return [(features,) for features in self._engine.encode(patches)]
+        return [(features,) for features in self.engine.encode(patches)]
 
     # -- outputs ---------------------------------------------------------------------------------
     def _held(self) -> set[str]:

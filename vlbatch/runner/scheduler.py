@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vlbatch.errors import InvariantBroken, OutOfBlocks, PromptTooLong, VlbatchError
+from vlbatch.graphs import PrefillGate
 from vlbatch.runner.blocks import BlockPool
 from vlbatch.runner.prompt import Prompt
 from vlbatch.runner.requests import Request
@@ -48,9 +49,11 @@ class Scheduler:
         vl: the batch.
         draft: the drafts of its requests; ``None`` for none.
         num_ahead: KV places that a drafter writes past a step's tokens.
+        gate: holds fresh prompts back for company; ``None`` for no gate.
 
     Attributes:
-        waiting: arrived, not in the batch; preempted ones in front. In order of arrival.
+        gated: arrived and held at the gate, by id. In order of arrival.
+        waiting: past the gate, not in the batch; preempted ones in front. In order of arrival.
         running: in the batch, in order of arrival; all of them arrived before the waiting.
         pool: free KV blocks.
         num_preemptions: so far.
@@ -63,21 +66,24 @@ class Scheduler:
         *,
         draft: DraftBatch | None = None,
         num_ahead: int = 0,
+        gate: PrefillGate | None = None,
     ) -> None:
         self._settings = settings
         self._vl = vl
         self._draft = draft
         self._num_ahead = num_ahead
+        self.gate = gate
         self.pool = BlockPool(settings.kv_blocks, settings.block_size)
         vl.before_leave = self.pool.give_back
+        self.gated: dict[str, Job] = {}
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
         self.num_preemptions = 0
 
     @property
     def has_work(self) -> bool:
-        """Whether a request is waiting or running."""
-        return bool(self.waiting or self.running)
+        """Whether a request is at the gate, waiting or running."""
+        return bool(self.gated or self.waiting or self.running)
 
     def submit(self, job: Job) -> None:
         """Let a request wait for its turn, or refuse one that could never run.
@@ -101,7 +107,11 @@ class Scheduler:
                 req_id=job.req_id,
                 setting="kv_blocks",
             )
-        self.waiting.append(job)
+        if self.gate is None:
+            self.waiting.append(job)
+        else:
+            self.gate.arrive(job.req_id)
+            self.gated[job.req_id] = job
 
     def finish(self, req_id: str) -> None:
         """Let a running request go: its blocks, its row, its references."""
@@ -122,6 +132,8 @@ class Scheduler:
         Returns:
             ``(scheduled, refused)``: req_id -> tokens; req_id -> why it was not admitted.
         """
+        if self.gate is not None:
+            self.waiting.extend(map(self.gated.pop, self.gate.release()))
         preemptions = self.num_preemptions
         scheduled = self._grant_running(held)
         refused: dict[str, VlbatchError] = {}

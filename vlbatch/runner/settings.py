@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from vlbatch.errors import InvalidField
+from vlbatch.graphs import PrefillGate
 from vlbatch.order import OrderPolicy
 
 Method: TypeAlias = Literal["none", "ngram", "mtp"]
 METHODS: tuple[Method, ...] = get_args(Method)
+GraphMode: TypeAlias = Literal["none", "decode", "prefill", "both"]
+GRAPH_MODES: tuple[GraphMode, ...] = get_args(GraphMode)
 
 MAX_OVERLAP = 2
 """Steps; more would only hold outputs back."""
@@ -35,6 +38,11 @@ class RunSettings:
         speculative: who drafts; see ``vlbatch.runner.drafting``.
         draft_tokens: most tokens drafted for a decode, if anybody drafts.
         overlap: steps that may be under way while the outputs of an earlier one are not read yet.
+        device: where the engine runs: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+        graph: which steps run from captured graphs.
+        poison: fill the pad tokens of captured steps with NaN, to prove that nothing reads them.
+        prefill_gate: prompts and seconds: hold fresh prompts until so many have come or the oldest
+            has waited so long; ``None`` for no gate.
     """
 
     max_num_seqs: int = 8
@@ -50,6 +58,10 @@ class RunSettings:
     speculative: Method = "none"
     draft_tokens: int = 3
     overlap: int = 0
+    device: str = "cpu"
+    graph: GraphMode = "none"
+    poison: bool = False
+    prefill_gate: tuple[int, float] | None = None
 
     @property
     def num_drafts(self) -> int:
@@ -74,6 +86,21 @@ class RunSettings:
             raise InvalidField(
                 f"got {self.speculative!r}; expected one of {METHODS}", setting="speculative"
             )
+        if self.graph not in GRAPH_MODES:
+            raise InvalidField(
+                f"got {self.graph!r}; expected one of {GRAPH_MODES}", setting="graph"
+            )
+        if self.graph != "none" and not self.device.startswith("cuda"):
+            raise InvalidField(
+                f"graphs are captured on a CUDA device, but the engine runs on {self.device!r}",
+                setting="graph, device",
+            )
+        if self.poison and self.graph == "none":
+            raise InvalidField(
+                "pads are poisoned, but no step is padded without graphs", setting="poison, graph"
+            )
+        if self.prefill_gate is not None:
+            PrefillGate(*self.prefill_gate)  # refuses what makes no gate
         if self.token_budget < self.max_num_seqs:
             raise InvalidField(
                 f"a step has room for {self.token_budget} tokens, but up to"

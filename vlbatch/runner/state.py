@@ -146,4 +146,5 @@ def step_inputs(
         feature_tokens=features.tokens,
         features=features.arrays(),
         logit_tokens=logit_tokens(order),
+        order=order,
     )

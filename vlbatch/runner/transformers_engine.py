@@ -144,7 +144,7 @@ class TransformersEngine:
                 )
         except (OSError, ValueError) as error:
             raise VlbatchError(f"cannot load {model_dir}: {error}", setting="model") from error
-        model.eval().to(device)
+        model.eval().requires_grad_(requires_grad=False).to(device)
         text = model.config.text_config
         language_model = model.model.language_model
         language_model.config._attn_implementation = _ATTENTION_NAME  # noqa: SLF001 (public knob)
@@ -199,8 +199,7 @@ class TransformersEngine:
             return []
         patches = torch.from_numpy(np.concatenate([item.patches for item in items]))
         grid_thw = torch.tensor([item.grid_thw for item in items], device=self.device)
-        with torch.no_grad():
-            out = self._visual(patches.to(self.device), grid_thw=grid_thw)
+        out = self._visual(patches.to(self.device), grid_thw=grid_thw)
         features = getattr(out, "pooler_output", out)  # transformers 5 wraps it
         return [part.clone() for part in torch.split(features, rows)]
 
@@ -216,9 +215,8 @@ class TransformersEngine:
     def forward_hidden(self, inputs: StepInputs) -> tuple[npt.NDArray[np.float32], Tensor]:
         """Do what ``forward`` does; also return the last hidden states of all tokens."""
         num_tokens = self.load(inputs)
-        with torch.no_grad():
-            hidden = self.run_text(num_tokens)
-            return self.logits(hidden, inputs.logit_tokens), hidden
+        hidden = self.run_text(num_tokens)
+        return self.logits(hidden, inputs.logit_tokens), hidden
 
     def make_draft_head(self, model_dir: Path) -> TransformersMtpHead:
         """Load the draft head of a model folder, normally the engine's own."""
@@ -254,6 +252,18 @@ class TransformersEngine:
         self._write_pads(num, padded_tokens, poison)
         return num
 
+    def load_pads(self, num_tokens: int) -> None:
+        """Fill the buffers with so many pad tokens: something that can be computed on."""
+        self._write_pads(0, num_tokens, poison=False)
+
+    def static_tensors(self) -> dict[str, Tensor]:
+        """Name -> tensor whose address a captured text forward keeps."""
+        return {**self.buffers.named(), "keys": self._keys, "values": self._values}
+
+    def clone(self, hidden: Tensor) -> Tensor:
+        """Copy hidden states into memory of their own."""
+        return hidden.clone()
+
     def _write_pads(self, num: int, padded_tokens: int, poison: bool) -> None:
         pads, buffers = slice(num, max(num, padded_tokens)), self.buffers
         buffers.embeddings[pads] = float("nan") if poison else 0.0
@@ -279,10 +289,7 @@ class TransformersEngine:
         return moved[0], moved[1], moved[2]
 
     def run_text(self, num_tokens: int) -> Tensor:
-        """Text layers over the first ``num_tokens`` of the buffers; ``[num_tokens, hidden]``.
-
-        Call it without gradients.
-        """
+        """Text layers over the first ``num_tokens`` of the buffers; ``[num_tokens, hidden]``."""
         step = PagedStep.of(self._keys, self._values, self.buffers, num_tokens)
         hidden = self.buffers.embeddings[:num_tokens].unsqueeze(0)
         rotary = self.rotary(num_tokens)
@@ -299,9 +306,9 @@ class TransformersEngine:
         return cos, sin
 
     def logits(self, hidden: Tensor, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """Logits of some tokens, on the host; call it without gradients."""
+        """Logits of some tokens, on the host."""
         picked = hidden[torch.from_numpy(tokens).to(self.device)]
-        array: npt.NDArray[np.float32] = self._lm_head(picked).cpu().numpy()
+        array: npt.NDArray[np.float32] = self._lm_head(picked).detach().cpu().numpy()
         return array
 
     def _as_tensor(self, rows: Features) -> Tensor:

@@ -90,7 +90,7 @@ class CudaMover(Generic[S]):
     def move(self, moves: RowMoves) -> None:
         """Move rows, remap row numbers, set vacated rows to the default; lengths follow."""
         num_ops = len(moves.sources) + len(moves.vacated)
-        if num_ops > 10**9:
+        if num_ops > self._max_by_value:
             self.stage(moves)
             self._run(self._launch_staged, num_ops)
         elif num_ops:

@@ -28,6 +28,9 @@ def is_available() -> bool:
 class Kernels:
     """The kernels, compiled for the current device and loaded into the current context.
 
+    Args:
+        source: CUDA C++ of other kernels than those of ``kernels.cu``.
+
     Attributes:
         max_shared_bytes: most shared memory of a block.
 
@@ -37,7 +40,7 @@ class Kernels:
 
     """
 
-    def __init__(self) -> None:
+    def __init__(self, source: str | None = None) -> None:
         try:
             self._driver = import_module("cuda.bindings.driver")
             core = import_module("cuda.core")
@@ -54,7 +57,8 @@ class Kernels:
                 attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
             )
         )
-        source = resources.files(__package__).joinpath("kernels.cu").read_text()
+        if source is None:
+            source = resources.files(__package__).joinpath("kernels.cu").read_text()
         options = core.ProgramOptions(
             std="c++17",
             arch=f"sm_{major}{minor}",

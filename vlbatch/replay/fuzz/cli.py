@@ -97,6 +97,8 @@ def _first_failure(seed: int, lengths: list[int], backend: str, num_workers: int
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
+    from vlbatch.replay.fuzz.walks import walk
+
     jobs = [
         (seed, first, lengths[first : first + _WALKS_A_JOB], backend)
         for first in range(0, len(lengths), _WALKS_A_JOB)
@@ -106,9 +108,9 @@ def _first_failure(seed: int, lengths: list[int], backend: str, num_workers: int
         *columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True
     ) as bar:
         task = bar.add_task("events", total=sum(lengths))
-        for job, failure in zip(jobs, _played(jobs, num_workers), strict=False):
-            if failure is not None:
-                return failure
+        for job, number in zip(jobs, _played(jobs, num_workers), strict=False):
+            if number is not None:
+                return walk((seed, number), lengths[number], backend=backend)
             bar.advance(task, sum(job[2]))
     return None
 
@@ -116,8 +118,8 @@ def _first_failure(seed: int, lengths: list[int], backend: str, num_workers: int
 _Job = tuple[int, int, list[int], str]
 
 
-def _played(jobs: list[_Job], num_workers: int) -> Iterator[Failure | None]:
-    """Yield each job's first failure, in order."""
+def _played(jobs: list[_Job], num_workers: int) -> Iterator[int | None]:
+    """Yield the number of each job's first walk that diverges, in order."""
     if num_workers == 1 or len(jobs) == 1:
         yield from map(_play, jobs)
         return
@@ -127,13 +129,12 @@ def _played(jobs: list[_Job], num_workers: int) -> Iterator[Failure | None]:
         yield from pool.imap(_play, jobs)
 
 
-def _play(job: _Job) -> Failure | None:
-    """Play some walks; returns the first failure."""
+def _play(job: _Job) -> int | None:
+    """Play some walks; returns the number of the first that diverges."""
     from vlbatch.replay.fuzz.walks import walk
 
     seed, first, lengths, backend = job
     for number, length in enumerate(lengths, start=first):
-        failure = walk((seed, number), length, backend=backend)
-        if failure is not None:
-            return failure
+        if walk((seed, number), length, backend=backend) is not None:
+            return number
     return None
