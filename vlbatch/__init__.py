@@ -7,7 +7,7 @@ none can reach the wrong request. Start with ``VLBatch`` (everything together) o
 
 from vlbatch import fields
 from vlbatch.backends import Backend, NumpyBackend, make_backend
-from vlbatch.batch import BatchPlan, BatchSnapshot, InputBatch
+from vlbatch.batch import BatchPlan, BatchSnapshot, InputBatch, ProposerInputBatch
 from vlbatch.cache import EncoderCache, EntryKey
 from vlbatch.errors import VlbatchError
 from vlbatch.features import EncodeTask, FeatureInputs, FeatureSpec, FeatureStore
@@ -34,6 +34,7 @@ __all__ = [
     "NumpyBackend",
     "PositionRuns",
     "PositionStore",
+    "ProposerInputBatch",
     "RowMoves",
     "SideTable",
     "Step",

@@ -49,6 +49,17 @@ def test_unknown_requests_cannot_be_scheduled(backend: AnyBackend) -> None:
             batch.plan({"a": 1, req_id: 1})
 
 
+@pytest.mark.parametrize("leave", ["remove", "preempt", "reset"])
+def test_the_same_schedule_again(backend: AnyBackend, leave: str) -> None:
+    """A schedule that was right a step ago is refused once its request has left."""
+    batch = make_batch(backend=backend)
+    add_all(batch, a=9)
+    step(batch, a=1)
+    batch.reset() if leave == "reset" else getattr(batch, leave)("a")
+    with refused(batch, InvalidSchedule, "is not in the batch", req_id="a"):
+        batch.plan({"a": 1})
+
+
 def test_max_model_len_bounds_drafts(backend: AnyBackend) -> None:
     """The last tokens of a request are scheduled up to max_model_len, and not beyond."""
     batch = make_batch(backend=backend, max_model_len=6, num_drafts=3)

@@ -70,6 +70,7 @@ class Walk:
         self.addresses = self.batch.addresses()
         self.kept: list[tuple[BatchOrder, list[str], dict[str, str]]] = []
         self.old_plan: BatchPlan | None = None
+        self.last_scheduled: dict[str, int] = {}
         self.num_named = 0
 
     # -- random things -------------------------------------------------------------------------
@@ -169,6 +170,7 @@ class Walk:
         chosen = self.choose.sample(able, self.choose.randint(0, len(able)))
         scheduled = {r: self.choose.randint(1, self.model.limit(r)) for r in chosen}
         plan = self.batch.plan(scheduled)
+        self.last_scheduled = scheduled
         must_move, stable_order = (
             self.model.must_move(scheduled),
             self.model.stable_order(scheduled),
@@ -244,6 +246,10 @@ class Walk:
         limit = self.model.limit(live)
         with refused(batch, InvalidSchedule, f"got {limit + 1} tokens", req_id=live):
             batch.plan({live: limit + 1})
+        gone = [r for r in self.last_scheduled if r not in self.model.live]
+        if gone:
+            with refused(batch, InvalidSchedule, "is not in the batch", req_id=gone[0]):
+                batch.plan(self.last_scheduled)
         if self.old_plan is not None and self.old_plan.version != batch._version:
             with refused(batch, StaleOrder, "earlier state"):
                 batch.apply(self.old_plan)

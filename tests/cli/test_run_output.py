@@ -12,7 +12,7 @@ from cli_cases import MODEL
 KEYS = {
     "requests", "steps", "tokens", "reorders", "condenses", "rows_moved", "preemptions",
     "chunked_items", "encoder", "speculative", "verified", "verified_requests",
-    "mismatches",
+    "mismatches", "graphs", "prefill_gate",
 }  # fmt: skip
 
 

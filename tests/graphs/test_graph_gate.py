@@ -33,7 +33,7 @@ def test_release_by_count() -> None:
     assert gate.release() == ("a", "b", "c")
     assert gate.waiting == ()
     assert (gate.counters.by_count, gate.counters.by_deadline) == (1, 0)
-    assert (gate.counters.total_wait, gate.counters.longest_wait) == (4.0, 2.0)
+    assert (gate.counters.total_wait_seconds, gate.counters.longest_wait_seconds) == (4.0, 2.0)
 
 
 def test_release_by_deadline() -> None:

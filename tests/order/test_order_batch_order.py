@@ -119,7 +119,7 @@ def test_empty_step() -> None:
 
 
 def test_row_of() -> None:
-    """A request has one row; one that is idle or unknown has none, and none is inserted (I7)."""
+    """A request has one row; idle or unknown it has none, and gets none (FastDeploy I7)."""
     order = make_order("ab", idle="c")
 
     assert [order.row_of(r) for r in "ab"] == [0, 1]

@@ -21,7 +21,7 @@ def side_table(*entries: object) -> SideTable:
 
 
 def test_side_table_follows_a_chain() -> None:
-    """Entries move by reference with their rows, all read before one is written (I3, M1)."""
+    """Entries move by reference, all read before one is written (FastDeploy I3, M1)."""
     a, b, c, d = Thing(), Thing(), Thing(), Thing()
     table = side_table(a, b, c, d)
     classes = np.array([PREFILL, HOLE, DECODE, DECODE])

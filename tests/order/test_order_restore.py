@@ -56,7 +56,7 @@ def test_array_entries(make_array: Callable[[Any], Any]) -> None:
 
 
 def test_ragged_logits(make_array: Callable[[Any], Any]) -> None:
-    """With counts a request gets its own consecutive rows, none if it has none (I17, I18)."""
+    """With counts a request gets its own consecutive rows, or none (FastDeploy I17, I18)."""
     logits = make_array([[float(i), 10.0 * i] for i in range(6)])
     got = make_order("abcd").restore(logits, counts=[1, 0, 3, 2])
 

@@ -163,26 +163,33 @@ class TestMedia:
 
 
 class TestFaults:
-    def record(self, path: Path, **given: Any) -> Timeline:
-        """A trace of one step of two requests, with something wrong about b."""
-        rows = [np.random.default_rng(n).standard_normal((6, 4)) for n in range(2)]
-        positions = [
-            [0, 1, 2, 2, 2, 2, 2, 2, 5] * 2,
-            [0, 1, 2, 2, 2, 3, 3, 3, 5] * 2,
-            [0, 1, 2, 3, 4, 2, 3, 4, 5] * 2,
-        ]
-        gathered = {"features": rows, "positions": positions} | given
+    def record(
+        self, path: Path, *, delivered: tuple[str, str] = ("cat", "dog"), positions: object = None
+    ) -> Timeline:
+        """A trace of one step of two requests, of which a has a cat and b has a dog."""
+        rows = {
+            key: np.random.default_rng(n).standard_normal((6, 4))
+            for n, key in enumerate(("cat", "dog"))
+        }
+        if positions is None:
+            positions = [
+                [0, 1, 2, 2, 2, 2, 2, 2, 5] * 2,
+                [0, 1, 2, 2, 2, 3, 3, 3, 5] * 2,
+                [0, 1, 2, 3, 4, 2, 3, 4, 5] * 2,
+            ]
         with Recorder(path) as recorder:
             for req_id, key in (("a", "cat"), ("b", "dog")):
                 item = Item(key, "image", offset=2, length=6, grid=(1, 2, 3))
                 recorder.admit(req_id, prompt_len=9, items=[item])
             recorder.step({"a": 9, "b": 9})
-            for key, features in zip(("cat", "dog"), rows, strict=True):
+            for key, features in rows.items():
                 recorder.encoded(key, features)
-            if "swap" in gathered:
-                gathered["features"] = [rows[0], rows[0]]
-                del gathered["swap"]
-            recorder.gathered(["a", "b"], tokens=[*range(2, 8), *range(11, 17)], **gathered)
+            recorder.gathered(
+                ["a", "b"],
+                tokens=[*range(2, 8), *range(11, 17)],
+                features=[rows[key] for key in delivered],
+                positions=positions,
+            )
         return build(path)
 
     def test_honest_trace_has_none(self, path: Path) -> None:
@@ -191,7 +198,7 @@ class TestFaults:
 
     def test_wrong_features(self, path: Path) -> None:
         """The request whose tokens got other rows is marked, with the first of them."""
-        timeline = self.record(path, swap=True)
+        timeline = self.record(path, delivered=("cat", "cat"))
 
         assert faults_of(timeline) == {
             1: ["b in row 1: token 2 got cat row 0; right is dog row 0 (and 5 tokens more)"]

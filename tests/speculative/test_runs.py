@@ -240,16 +240,36 @@ def test_no_draft_past_the_last_token() -> None:
 
 
 def test_nobody_is_preempted_for_a_draft() -> None:
-    """Where blocks are short a decode goes on without drafts; its neighbour keeps its blocks."""
-    prompts = {"a": make_prompt(4, seed=1), "b": make_prompt(4, seed=2)}
-    for draft_tokens in (1, 4):
-        work = make_workload(prompts, max_tokens=5, block_size=1, kv_blocks=17)
-        work = speculating(work, draft_tokens=draft_tokens)
-        outcome = run(work, engine=Endless(17, 1), drafter=guesses(work, np.random.default_rng(1)))
+    """Where blocks are short a decode goes on with fewer drafts, and everybody stays."""
+    prompts = {"a": make_prompt(8, seed=1), "b": make_prompt(4, seed=2)}
+    work = make_workload(prompts, max_tokens=6, block_size=1, kv_blocks=14)
+    work.requests[0] = replace(work.requests[0], max_tokens=2)
+    assert run(work, engine=Endless(14, 1)).runner.scheduler.num_preemptions == 0
+    work = speculating(work, draft_tokens=4)
+    drafter = guesses(work, np.random.default_rng(1), right=1.0, engine=Endless(14, 1))
+    drafter.whole = True
+    outcome = run(work, engine=Endless(14, 1), drafter=drafter)
 
-        assert outcome.mismatches == []
-        assert outcome.runner.scheduler.num_preemptions == 0
-        assert outcome.runner.counters.drafted > 0
+    assert outcome.mismatches == []
+    assert outcome.runner.scheduler.num_preemptions == 0
+    assert outcome.runner.counters.accepted == outcome.runner.counters.drafted > 0
+
+
+def test_drafts_are_used_once() -> None:
+    """Drafts that were computed, or left out for want of room, are not computed again later."""
+    work = one_request(12, draft_tokens=3)
+
+    class Once(Guesses):
+        def draft(self, vl: Any, outputs: Any, most: Any) -> dict[str, list[int]]:
+            return {} if self.asked else super().draft(vl, outputs, most)
+
+    truth = answers_alone(work, Endless(16, 4))
+    drafter = Once(truth, {"a": 11}, np.random.default_rng(0), 0.0)
+    drafter.whole = True
+    outcome = run(work, engine=Endless(16, 4), drafter=drafter)
+
+    assert outcome.mismatches == []
+    assert outcome.runner.counters.drafted == 3
 
 
 def test_extra_step_after_the_end() -> None:

@@ -15,7 +15,10 @@ from vlbatch import __version__
 from vlbatch.bench.cli import bench_command
 from vlbatch.cli.run import run_command
 from vlbatch.errors import VlbatchError
+from vlbatch.graphs.cli import graphs_command
 from vlbatch.replay.cli import replay_command
+from vlbatch.replay.fuzz.cli import fuzz_command
+from vlbatch.replay.timeline_cli import timeline_command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -24,7 +27,14 @@ def cli() -> None:
     """Batch state for vision-language model runners."""
 
 
-for command in (run_command, replay_command, bench_command):
+for command in (
+    run_command,
+    replay_command,
+    fuzz_command,
+    timeline_command,
+    bench_command,
+    graphs_command,
+):
     cli.add_command(command)
 
 

@@ -17,13 +17,13 @@ from vlbatch.errors import DuplicateRequest, InvalidField
 
 @dataclass(slots=True)
 class GateCounters:
-    """What the gate did; times in seconds."""
+    """What the gate did."""
 
     released: int = 0
     by_count: int = 0
     by_deadline: int = 0
-    total_wait: float = 0.0
-    longest_wait: float = 0.0
+    total_wait_seconds: float = 0.0
+    longest_wait_seconds: float = 0.0
 
 
 class PrefillGate:
@@ -99,8 +99,8 @@ class PrefillGate:
         counters.by_count += enough
         counters.by_deadline += not enough
         counters.released += len(waits)
-        counters.total_wait += sum(waits)
-        counters.longest_wait = max(counters.longest_wait, *waits)
+        counters.total_wait_seconds += sum(waits)
+        counters.longest_wait_seconds = max(counters.longest_wait_seconds, *waits)
         gone = self.waiting
         self._since.clear()
         return gone

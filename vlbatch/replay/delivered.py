@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -52,8 +53,7 @@ class Watched:
         return self.prompt_len if self.computed < self.prompt_len else self.computed + 1
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
+class Delivered(NamedTuple):
     """A token of a request, and the feature row that it gets."""
 
     index: int
@@ -165,8 +165,7 @@ def _sources(
         for n, source in zip(wrong.tolist(), sources, strict=True):
             if source is not None:
                 keys[n], rows[n] = source
-    places_of_rows = zip(indices.tolist(), keys, rows.tolist(), strict=True)
-    return [Delivered(*place) for place in places_of_rows]
+    return list(map(Delivered, indices.tolist(), keys, rows.tolist()))
 
 
 def _rows_at(item: Item, indices: IntArray) -> tuple[IntArray, IntArray]:

@@ -59,8 +59,8 @@ class _Step:
 class Recorder(RunnerWatch):
     """Writes down what a runner tells in its calls; see ``RunnerWatch`` for these.
 
-    A step is in the file once all of it is gathered, before the forward, or when the next call
-    shows that it is over. Use it as a context manager, or ``close`` it.
+    A step, with all that was told before it, is in the file once all of it is gathered, before the
+    forward, or when the next call shows that it is over. Use it as a context manager, or ``close`` it.
 
     Args:
         path: file to write; through gzip if the name ends in ``.gz``.
@@ -238,12 +238,13 @@ class Recorder(RunnerWatch):
         if step.encoded:
             lines.append({"note": {"encoded": step.encoded}})
         self._write([*lines, *({"note": note} for note in step.notes)])
+        self._file.flush()
 
     def _runs(self, req_id: str, rows: Sequence[Delivered]) -> list[list[object]]:
         """Runs ``[index, key, first, stop]`` of the format."""
         masked = [i for i in self._requests[req_id].items if i.embed_mask is not None]
         runs: list[tuple[int, str, int, int]] = []
-        for place in sorted(rows, key=lambda place: place.index):
+        for place in sorted(rows):
             key = place.key
             if masked and any(i.key == key and _is_masked_out(i, place.index) for i in masked):
                 key = f"{key} (at a token that is not a place)"  # the format cannot say it

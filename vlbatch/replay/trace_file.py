@@ -1,4 +1,4 @@
-"""Writing a trace line by line, so that a crash loses at most the line being written."""
+"""Writing a trace in whole lines, so that a crash loses at most what is being written."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from typing import Final
 class TraceFile:
     """A file of JSON lines, through gzip if its name ends in ``.gz``.
 
-    Every call of ``write`` is handed to the operating system before it returns, also with gzip:
-    what was written can be read however the process ends.
-
     Args:
         path: replaced if it exists.
 
@@ -24,10 +21,16 @@ class TraceFile:
         self._raw = Path(path).open("wb")  # noqa: SIM115 (open as long as this object)
         zipped = str(path).endswith(".gz")
         self._zip = gzip.GzipFile(fileobj=self._raw, mode="wb", compresslevel=4) if zipped else None
+        self._waiting: list[bytes] = []
 
     def write(self, lines: Iterable[Mapping[str, object]]) -> None:
-        """Append one line for each object."""
-        data = b"".join(_encode(line) for line in lines)
+        """Append one line for each object; it is in the file after ``flush``."""
+        self._waiting += map(_encode, lines)
+
+    def flush(self) -> None:
+        """Hand everything to the operating system, so that it can be read however we end."""
+        data = b"".join(self._waiting)
+        self._waiting.clear()
         if self._zip is None:
             self._raw.write(data)
         else:
@@ -37,6 +40,9 @@ class TraceFile:
 
     def close(self) -> None:
         """End the file; closing twice changes nothing."""
+        if self._raw.closed:
+            return
+        self.flush()
         if self._zip is not None:
             self._zip.close()
         self._raw.close()

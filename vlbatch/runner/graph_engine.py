@@ -76,6 +76,7 @@ class GraphEngine:
         vocab_size: width of a row of logits.
         eager: the engine inside.
         dispatcher: its ``counts`` say how many steps ran from a graph, and why others did not.
+        pool: the graphs.
         captured: one report a graph, in order of capture.
     """
 
@@ -92,11 +93,11 @@ class GraphEngine:
         self.eager = engine
         self.dispatcher = GraphDispatcher(config)
         self._poison = poison
-        self._pool: GraphPool[Any] = GraphPool(
+        self.pool: GraphPool[Any] = GraphPool(
             config, backend, engine.static_tensors, engine.run_text, check_every=check_every
         )
         engine.load_pads(max((*config.sizes("decode"), *config.sizes("prefill")), default=0))
-        self.captured = self._pool.capture_all()
+        self.captured = self.pool.capture_all()
 
     def encode(self, items: Sequence[MediaPatches]) -> list[Features]:
         """Run the vision tower; never captured, as no two pictures need have one size."""
@@ -129,7 +130,7 @@ class GraphEngine:
             return engine.run_text(engine.load(inputs))
         padded = dispatch.padded_tokens
         num_tokens = engine.load(inputs, padded_tokens=padded, poison=self._poison)
-        return self._pool.replay(dispatch.kind, padded)[:num_tokens]
+        return self.pool.replay(dispatch.kind, padded)[:num_tokens]
 
     def report(self) -> dict[str, object]:
         """What was captured, and how the steps so far ran, as plain data."""

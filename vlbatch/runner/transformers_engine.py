@@ -239,12 +239,12 @@ class TransformersEngine:
         check_feature_rows(inputs, shapes, hidden_size=self.hidden_size)
         plan_attention(inputs, num_blocks=self._num_blocks, block_size=self._block_size)
         num, buffers = inputs.token_ids.size, self.buffers
-        ids = torch.from_numpy(inputs.token_ids).to(self.device)
+        ids = torch.tensor(inputs.token_ids, device=self.device)
         buffers.embeddings[:num] = self._embed_weight[ids]
         if features:
-            places = torch.from_numpy(inputs.feature_tokens).to(self.device)
+            places = torch.tensor(inputs.feature_tokens, device=self.device)
             buffers.embeddings[places] = torch.cat(features)
-        buffers.positions[:, :num] = torch.from_numpy(inputs.positions).to(self.device)
+        buffers.positions[:, :num] = torch.tensor(inputs.positions, device=self.device)
         slots, context, visible = self._token_contexts(inputs, buffers.context.shape[1])
         buffers.kv_slots[:num] = slots
         buffers.context[:num] = context
@@ -307,7 +307,7 @@ class TransformersEngine:
 
     def logits(self, hidden: Tensor, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         """Logits of some tokens, on the host."""
-        picked = hidden[torch.from_numpy(tokens).to(self.device)]
+        picked = hidden[torch.tensor(tokens, device=self.device)]
         array: npt.NDArray[np.float32] = self._lm_head(picked).detach().cpu().numpy()
         return array
 

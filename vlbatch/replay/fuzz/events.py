@@ -217,12 +217,24 @@ class EventSource:
             most = request.most_tokens(self._header.draft_tokens or 0, self._header.max_model_len)
             if most < 1:
                 continue
-            tokens = most if self._chance(0.35) else rng.randint(1, min(most, 9))
-            tokens = min(tokens, left)
+            tokens = min(self._chunk_length(request, most), left)
             if tokens:
                 wanted[request.req_id] = tokens
                 left -= tokens
         return wanted
+
+    def _chunk_length(self, request: OracleRequest, most: int) -> int:
+        """All that is left, some, or up to the border of an item."""
+        rng, start = self._rng, request.computed
+        borders = [
+            edge - start
+            for item in request.items
+            for edge in (item.offset, item.offset + 1, item.stop - 1, item.stop)
+            if 1 <= edge - start <= most
+        ]
+        if borders and self._chance(0.35):
+            return rng.choice(borders)
+        return most if self._chance(0.35) else rng.randint(1, min(most, 9))
 
     def _fitting(self, wanted: dict[str, int]) -> dict[str, int]:
         return {r: n for r, n in self._oracle.fit(wanted).items() if n > 0}

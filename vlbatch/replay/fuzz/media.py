@@ -57,7 +57,8 @@ def random_items(
     cursor = 0
     for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 4))):
         gap = rng.choice((0, 0, 1, 2, 5))
-        placed = _place(rng, media, cursor + gap)
+        again = [medium for medium in media if items and medium.key == items[-1].key]
+        placed = _place(rng, again if again and rng.random() < 0.25 else media, cursor + gap)
         stop = max(item.offset + item.length for item in placed)
         if stop > most_tokens:
             break
@@ -69,7 +70,7 @@ def random_items(
 def _place(rng: random.Random, media: list[Medium], offset: int) -> list[ItemSpec]:
     """One item from a token on, or two of which each has its places between the other's."""
     pair = rng.random() < 0.12
-    chosen = [rng.choice(media) for _ in range(2 if pair else 1)]
+    chosen = rng.choices(media, k=2 if pair else 1)
     owners = [n for n, medium in enumerate(chosen) for _ in range(medium.num_places)]
     if pair or rng.random() < 0.3:
         owners += [-1] * rng.randint(0, 3)  # separators, also at the ends of the span
@@ -104,7 +105,7 @@ def spoil(rng: random.Random, items: list[ItemSpec]) -> list[ItemSpec]:
     places = item.length if item.embeds is None else sum(item.embeds)
     kind = rng.randrange(8)
     if kind == 0:
-        item = replace(item, rows=places + rng.choice((-1, 1, 2)))
+        item = replace(item, rows=max(1, places + rng.choice((-1, 1, 2))))
     elif kind == 1:
         item = replace(item, grid=(1, 1, places + 1))
     elif kind == 2:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from vlbatch.replay.divergence import Divergence
 from vlbatch.replay.fuzz.events import MAX_STEP_TOKENS, EventSource, random_header
 from vlbatch.replay.items import oracle_items
+from vlbatch.replay.oracle import Oracle
 from vlbatch.replay.player import Player
 from vlbatch.replay.scenario import (
     Add,
@@ -43,8 +44,19 @@ class Failure:
     divergence: Divergence
 
 
-class _Walk:
-    """A player that takes any event and knows by the oracle whether it is to be refused."""
+class Walker:
+    """A player that takes any event and knows by the oracle whether it is to be refused.
+
+    Args:
+        header: settings.
+        backend: where arrays live.
+
+    Attributes:
+        player: plays the events.
+        events: so far.
+        refused: numbers of those that were refused.
+
+    """
 
     def __init__(self, header: Header, backend: str) -> None:
         # The world sizes its fields by the largest step of the scenario.
@@ -54,6 +66,11 @@ class _Walk:
         self.player = Player(World(Scenario("walk", header, (), (opening,)), backend))
         self.events: list[Event] = []
         self.refused: set[int] = set()
+
+    @property
+    def oracle(self) -> Oracle:
+        """The oracle of the walk."""
+        return self.player.world.oracle
 
     def play(self, event: Event) -> Failure | None:
         """Play one event; returns the failure that ends the walk."""
@@ -87,8 +104,8 @@ def walk(seed: object, num_events: int, *, backend: str = "numpy") -> Failure | 
     """Play random events with random settings; the same seed gives the same walk."""
     rng = random.Random(repr(seed))  # noqa: S311 (no secret)
     header = random_header(rng)
-    walking = _Walk(header, backend)
-    source = EventSource(rng, header, walking.player.world.oracle)
+    walking = Walker(header, backend)
+    source = EventSource(rng, header, walking.oracle)
     for _ in range(num_events):
         failure = walking.play(source.next())
         if failure is not None:
@@ -109,7 +126,7 @@ def play_events(
     header: Header, events: Sequence[Event], *, backend: str = "numpy"
 ) -> Failure | None:
     """Play given events; returns the failure at the first that diverges."""
-    walking = _Walk(header, backend)
+    walking = Walker(header, backend)
     for event in events:
         failure = walking.play(event)
         if failure is not None:

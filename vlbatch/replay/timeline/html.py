@@ -9,7 +9,7 @@ from importlib import resources
 from vlbatch.replay.timeline.grid import LEFT, TOP, Grid
 from vlbatch.replay.timeline.model import REGIONS, Cell, Column, Timeline
 from vlbatch.replay.timeline.palette import DARK, LIGHT, THEMES, Theme
-from vlbatch.replay.timeline.shapes import Drawing
+from vlbatch.replay.timeline.shapes import Drawing, printable
 from vlbatch.replay.timeline.svg import FONT, render_svg
 
 _PAGE = """<!doctype html>
@@ -50,9 +50,9 @@ def render_html(timeline: Timeline, drawing: Drawing, grid: Grid, theme: str = "
         theme: ``"light"``, ``"dark"``, or ``"auto"`` for the viewer's preference.
 
     """
-    data = json.dumps(_data(timeline, grid), ensure_ascii=False, separators=(",", ":"))
+    data = json.dumps(_data(timeline, grid), separators=(",", ":"))
     return _PAGE.format(
-        title=escape(timeline.title),
+        title=escape(printable(timeline.title)),
         style=_variables(theme) + _STYLE,
         svg=render_svg(drawing, theme, attributes=' id="picture"'),
         data=data.replace("<", "\\u003c"),  # nothing in it may end the script element

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 Point: TypeAlias = tuple[float, float]
@@ -100,8 +100,17 @@ class Drawing:
     shapes: list[Shape] = field(default_factory=list)
 
     def add(self, *shapes: Shape) -> None:
-        """Draw on top."""
-        self.shapes.extend(shapes)
+        """Draw on top; what cannot be printed in a text is replaced."""
+        for shape in shapes:
+            if isinstance(shape, Text) and not shape.text.isprintable():
+                self.shapes.append(replace(shape, text=printable(shape.text)))
+            else:
+                self.shapes.append(shape)
+
+
+def printable(text: str) -> str:
+    """Text without control characters and halves of surrogate pairs."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
 def text_width(text: str, size: float) -> float:
