@@ -41,7 +41,6 @@ class Item:
         payload: what the encoder reads for this item (opaque here). It lives as long as the
             request: after a preemption the item may have to be encoded again.
         embeds: precomputed features, one array ``[rows, hidden]`` a level; then nothing is encoded.
-
     """
 
     key: str
@@ -87,7 +86,6 @@ def validate_items(items: Sequence[Item], prompt_len: int, req_id: str) -> tuple
             a place, a grid with a zero or that disagrees with the places, or two items that claim
             one token.
         PlaceholderMismatch: ``declared_rows`` differs from the number of places.
-
     """
     for item in items:
         _validate_item(item, prompt_len, req_id)

@@ -45,7 +45,6 @@ class Step:
         work: what has to be encoded, what was found.
         failed: requests that left the batch in this step, with the reason.
         open: keys still to be committed.
-
     """
 
     scheduled: dict[str, int]
@@ -122,7 +121,6 @@ class VLBatch(Generic[E]):
         Raises:
             VlbatchError: the refusals of ``InputBatch.check_add`` and ``FeatureStore.check_add``;
                 nothing was written.
-
         """
         self.batch.check_add(req_id, prompt_len=prompt_len, computed=computed, fields=fields)
         self.features.check_add(req_id, items, prompt_len)
@@ -140,7 +138,6 @@ class VLBatch(Generic[E]):
 
         Raises:
             UnknownRequest: neither live nor preempted.
-
         """
         self._leave(req_id)
         self.batch.remove(req_id)
@@ -152,7 +149,6 @@ class VLBatch(Generic[E]):
 
         Raises:
             UnknownRequest: not live.
-
         """
         self._leave(req_id)
         self.batch.preempt(req_id)
@@ -171,7 +167,6 @@ class VLBatch(Generic[E]):
 
         Raises:
             VlbatchError: see ``InputBatch.check_resume``.
-
         """
         slot = self.batch.resume(req_id, computed=computed)
         self.positions.bind(req_id, slot)
@@ -183,7 +178,6 @@ class VLBatch(Generic[E]):
 
         Raises:
             UnknownRequest: not live.
-
         """
         limits = {r: min(n, self.batch.remaining_of(r)) for r, n in wanted.items()}
         return {**limits, **self.features.ask(self._chunks(limits))}
@@ -204,7 +198,6 @@ class VLBatch(Generic[E]):
         Raises:
             InvalidSchedule: unknown request, impossible number of tokens, or more than fits
                 (``EncodeBudgetExceeded``, ``CacheFull``); nothing was changed.
-
         """
         self.batch.check_schedule(scheduled)
         rest = dict(scheduled)
@@ -252,7 +245,6 @@ class VLBatch(Generic[E]):
 
         Raises:
             StaleOrder: a key that this step does not wait for (any more); nothing was changed.
-
         """
         keys = {*outputs, *(errors or {})}
         if not keys <= step.open:
@@ -274,7 +266,6 @@ class VLBatch(Generic[E]):
 
         Raises:
             StaleOrder: something is still to be encoded.
-
         """
         if step.open:
             raise StaleOrder(f"not encoded yet: {sorted(step.open)}; commit or abandon the step")
@@ -302,7 +293,6 @@ class VLBatch(Generic[E]):
 
         Raises:
             StaleOrder, InvalidSchedule: see ``InputBatch.advance``.
-
         """
         self.batch.advance(order, accepted)
         if self.auto_confirm:
@@ -324,7 +314,6 @@ class VLBatch(Generic[E]):
 
         Raises:
             UnknownRequest, InvalidSchedule: see ``InputBatch.confirm``.
-
         """
         rolled_back = self.batch.confirm(req_id, computed, in_flight=in_flight)
         self.features.confirm(req_id, computed)
@@ -345,7 +334,6 @@ class VLBatch(Generic[E]):
 
         Raises:
             InvariantBroken: naming what differs.
-
         """
         self.batch.check()
         self.features.check()

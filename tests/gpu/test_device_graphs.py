@@ -10,6 +10,7 @@ import pytest
 from device_arrays import DeviceArray, to_device
 
 from vlbatch.backends.cuda import Kernels
+from vlbatch.errors import InvariantBroken
 from vlbatch.graphs.tiles import TileShape, TileTables
 from vlbatch.runner import (
     GraphEngine,
@@ -70,6 +71,24 @@ def test_same_as_eager_under_poison(torch: Any, graph: Any, limits: str) -> None
         assert (counts[kind] > 0) == (graph in (kind, "both")), counts
     assert runner.counters.reorders
     assert runner.counters.condenses
+
+
+def test_captures_outlive_runs(torch: Any) -> None:
+    """Graphs stay right after requests ended and came again, and after buffers were zeroed."""
+    settings = RunSettings(device="cuda", graph="both", poison=True)
+    model = FIXTURES / "tiny-vl"
+    prompts = PromptBuilder(model)
+    engine: Any = make_engine("transformers", model, settings)
+    requests = load_requests(FIXTURES / "requests.jsonl")
+    for turn in (requests, requests[::-1], requests):
+        results = Runner(engine, prompts, settings).run(turn)
+
+        assert all(prompts.decode(r.tokens) == r.request.answer for r in results)
+        for tensor in engine.eager.static_tensors().values():
+            tensor.zero_()
+    engine.eager.buffers.positions = engine.eager.buffers.positions.clone()
+    with pytest.raises(InvariantBroken, match=r"\['positions'\] moved"):
+        Runner(engine, prompts, settings).run(requests)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from vlbatch.replay import read_scenario, replay
 from vlbatch.replay.fuzz import as_lines, play_events, shrink, walk, walk_lengths
 from vlbatch.replay.fuzz.cli import fuzz_command
 from vlbatch.replay.fuzz.events import EventSource
-from vlbatch.replay.scenario import Event
+from vlbatch.replay.scenario import Add, Event, Header, ItemSpec, Step
 
 SEED = 5
 
@@ -58,6 +59,24 @@ def test_lengths_add_up() -> None:
 
     assert sum(lengths) == 1234
     assert all(50 <= length <= 200 for length in lengths[:-1])
+
+
+def test_own_space_first() -> None:
+    """A request that cannot move gives up what it holds for later before others have to."""
+    x, y, z = (partial(item, key) for key in "xyz")
+    events = [
+        Add("A", 7, (x(0), y(2), x(4))),
+        Add("B", 6, (z(0), z(3))),
+        Step({"A": 2, "B": 2}),  # the cache is full: x and z, each held for its second place
+        Step({"A": 1}),
+    ]
+
+    assert play_events(Header(cache_rows=4), events) is None
+
+
+def item(key: str, offset: int) -> ItemSpec:
+    """An image of two feature rows."""
+    return ItemSpec(key, "image", offset, 2, (1, 1, 2), None, None, None)
 
 
 # -- planted faults ------------------------------------------------------------------------------

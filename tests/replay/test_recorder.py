@@ -391,6 +391,18 @@ class TestFile:
         assert result.torn is not None
         assert 5 < result.num_events < 21
 
+    def test_any_name(self, path: Path) -> None:
+        """Names of requests and items may hold any letter, also half of one."""
+        name = 'a"\n\x00\u2028\u00e9\ud800'
+        with Recorder(path) as recorder:
+            recorder.admit(name, prompt_len=8, items=[image(name, 1)])
+            recorder.step({name: 8})
+            recorder.encoded(name, CAT)
+            recorder.gathered([name], tokens=range(1, 7), features=CAT)
+
+        assert replay_file(path).status == "ok"
+        assert lines_of(path)[2]["add"]["req_id"] == name
+
     def test_close_is_idempotent(self, path: Path) -> None:
         """Closing twice changes nothing."""
         recorder = Recorder(path)

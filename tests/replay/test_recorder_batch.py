@@ -354,6 +354,15 @@ class TestFaults:
         note = {"fields with the value of another request": {"a": {name: "b"}}}
         assert json.dumps({"note": note}, separators=(",", ":")) in path.read_text("utf-8")
 
+    def test_entries_past_the_valid_length_do_not_count(self, path: Path) -> None:
+        """What a kernel leaves behind the valid prefix of a ragged field is nobody's value."""
+        with RecordedBatch(make_batch(), path) as vl:
+            three_requests(vl)
+            vl.batch["block_table"][1:, 3:] = 5
+            run_step(vl, {"a": 8, "b": 8})
+
+        assert replay_file(path).status == "ok"
+
     def test_entry_that_is_encoded_again(self, path: Path) -> None:
         """A cache that loses an entry which it should have had is found by its encode."""
         with RecordedBatch(make_batch(), path) as vl:

@@ -163,7 +163,7 @@ def test_same_as_eager(seed, graph):
 
 def two_requests(**settings: Any) -> Workload:
     return make_workload(
-        {"a": make_prompt(5, seed=1), "b": make_prompt(7, seed=2)}, max_tokens=6,
+        {"a": make_prompt(5, seed=17), "b": make_prompt(7, seed=18)}, max_tokens=6,
         max_num_seqs=2, chunk=16, kv_blocks=10, block_size=4, max_model_len=20, **settings,
     )  # fmt: skip
 

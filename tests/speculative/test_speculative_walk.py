@@ -273,6 +273,9 @@ class Walk:
             if min(tokens, room) > 0:
                 wanted[req_id] = min(tokens, room)
         fit = self.vl.ask(wanted)
+        earliest = next((r for r in self.vl.features.req_ids if r in self.live), None)
+        if earliest is not None and self.live[earliest].computed < MAX_LEN:
+            assert self.vl.ask({earliest: 1}) == {earliest: 1}, "the earliest can always go on"
         return {req_id: n for req_id, n in fit.items() if n > 0}
 
     def step(self) -> None:

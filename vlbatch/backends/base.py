@@ -35,7 +35,6 @@ class Backend(Protocol[S, E_co]):
         name: for messages and reports.
         on_host: stored arrays are numpy arrays, so arenas are possible.
         preferred_layout: what ``layout="auto"`` means.
-
     """
 
     @property
@@ -107,7 +106,6 @@ def pow2_buckets(widths: Indices) -> list[tuple[int, Indices]]:
 
     Returns:
         ``(largest width, indices)`` a bucket; zero widths are left out.
-
     """
     exponents = np.frexp(np.maximum(widths - 1, 0))[1]
     buckets = []

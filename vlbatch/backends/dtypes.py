@@ -51,7 +51,6 @@ def convert(value: object, dtype: str, *, what: str, req_id: str | None = None) 
 
     Raises:
         InvalidField: the value cannot be held by the dtype.
-
     """
     stored = STORED_AS[dtype]
     try:

@@ -25,7 +25,6 @@ def make_backend(name: str) -> Backend[Any, Any]:
     Raises:
         InvalidField: no such backend.
         MissingDependency: its library is not installed.
-
     """
     if name not in BACKENDS:
         raise InvalidField(f"no backend {name!r}; expected one of {sorted(BACKENDS)}")

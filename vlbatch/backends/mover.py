@@ -28,7 +28,6 @@ class RaggedRows(Generic[S]):
         width: elements of a row.
         lengths: int64 ``[rows]`` elements of the valid prefix; the mover keeps them in step.
         default: 0-d.
-
     """
 
     array: S
@@ -48,7 +47,6 @@ class RowArrays(Generic[S]):
         ragged: arrays whose rows move as far as they are valid.
         row_valued: arrays that hold row numbers, with their dtype: remapped, after they moved as
             part of a group where each request has its own.
-
     """
 
     capacity: int

@@ -39,7 +39,6 @@ class PaddleBackend(HostOperations):
         Raises:
             InvalidField: ``FLAGS_use_stride_kernel=0`` rules out bfloat16 fields and the arena.
             InvariantBroken: this Paddle build made a copy.
-
         """
         if dtype == BFLOAT16 or not array.flags.c_contiguous:
             _check_views("show bfloat16 fields or an arena")
@@ -63,7 +62,6 @@ class PaddleTensorBackend:
 
     Raises:
         InvalidField: ``FLAGS_use_stride_kernel=0``.
-
     """
 
     name = "paddle-tensor"
@@ -84,7 +82,6 @@ class PaddleTensorBackend:
 
         Raises:
             InvariantBroken: this Paddle build made a copy.
-
         """
         view = block._slice(start, start + prod(shape)).reshape(shape)  # noqa: SLF001
         expected = block.data_ptr() + start * block.element_size()

@@ -50,7 +50,6 @@ class TorchTensorBackend:
     Raises:
         MissingDependency: ``fused`` is asked for without ``vlbatch[cuda]``.
         InvalidField: ``fused`` is asked for on a device without CUDA.
-
     """
 
     name = "torch-tensor"
@@ -141,7 +140,6 @@ class TorchTensorBackend:
 
         Raises:
             MissingDependency: ``vlbatch[cuda]`` is not installed.
-
         """
         if self._kernels is None:
             with torch.cuda.device(self.device):

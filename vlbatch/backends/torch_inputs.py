@@ -26,7 +26,6 @@ class FeatureBuffer:
 
     Raises:
         MissingDependency: ``vlbatch[cuda]`` is not installed.
-
     """
 
     def __init__(
@@ -48,7 +47,6 @@ class FeatureBuffer:
 
         Raises:
             FeatureRowsMismatch: features of another dtype, width or device, or with gaps.
-
         """
         if not inputs.segments:
             return
@@ -101,7 +99,6 @@ class PositionBuffer:
     Raises:
         InvalidField: an array of another dtype, device or size.
         MissingDependency: ``vlbatch[cuda]`` is not installed.
-
     """
 
     def __init__(
@@ -155,7 +152,6 @@ class PositionBuffer:
 
         Raises:
             InvalidField: more rows or tokens than there are.
-
         """
         if num_rows > self._max_rows or num_tokens > self.positions.shape[1]:
             raise InvalidField(

@@ -60,7 +60,6 @@ class FieldAccess(Mapping[str, E], Generic[E]):
         Raises:
             UnknownField: not declared.
             InvalidField: not a host field.
-
         """
         if self.registry[name].kind is not Kind.HOST:
             raise InvalidField(f"field {name!r} is not a host field")
@@ -73,7 +72,6 @@ class FieldAccess(Mapping[str, E], Generic[E]):
             UnknownRequest: not in the batch.
             UnknownField: not declared.
             InvalidField: not per request.
-
         """
         return self._home(name).read(name, self._index(req_id, name))
 
@@ -83,7 +81,6 @@ class FieldAccess(Mapping[str, E], Generic[E]):
         Raises:
             UnknownRequest, UnknownField: as ``read``.
             InvalidField: not per request, or another dtype, shape or length.
-
         """
         index = self._index(req_id, name)
         home = self._home(name)
@@ -95,7 +92,6 @@ class FieldAccess(Mapping[str, E], Generic[E]):
         Raises:
             UnknownRequest, UnknownField: as ``read``.
             InvalidField: not ragged, another dtype, several axes, or longer than its width.
-
         """
         index = self._index(req_id, name, ragged=True)
         dtype = self.registry[name].dtype

@@ -30,7 +30,6 @@ class RequestFollower(Follower, Protocol):
         Args:
             req_id: the request.
             values: what the batch wrote to its fields; those not given hold their default.
-
         """
         ...
 

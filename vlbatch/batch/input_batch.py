@@ -56,7 +56,6 @@ class BatchPlan:
         moves: how rows get there.
         rows: new row -> req_id, idle requests included.
         version: state of the batch that it was made for.
-
     """
 
     order: BatchOrder
@@ -75,7 +74,6 @@ class BatchSnapshot:
         progress: req_id -> ``(prompt_len, computed, confirmed)``.
         values: req_id -> field -> value of the per-request fields.
         whole: field -> array of the others.
-
     """
 
     rows: tuple[str | None, ...]
@@ -108,7 +106,6 @@ class InputBatch(FieldAccess[E], Generic[E]):
 
     Raises:
         InvalidField: contradicting declarations, or a setting out of range.
-
     """
 
     # Any: the stored array type is the backend's own business
@@ -223,7 +220,6 @@ class InputBatch(FieldAccess[E], Generic[E]):
 
         Raises:
             UnknownRequest: neither live nor preempted.
-
         """
         if req_id in self._preempted:
             return self._preempted[req_id].num_tokens
@@ -245,7 +241,6 @@ class InputBatch(FieldAccess[E], Generic[E]):
             PromptTooLong: longer than ``max_model_len``, or empty.
             InvalidSchedule: ``computed`` leaves no prompt token to compute.
             UnknownField, InvalidField: for ``fields``.
-
         """
         if req_id in self._table.slots or req_id in self._preempted:
             raise DuplicateRequest("is already alive", req_id=req_id)
@@ -288,7 +283,6 @@ class InputBatch(FieldAccess[E], Generic[E]):
 
         Raises:
             VlbatchError: see ``check_add``.
-
         """
         values = self.check_add(req_id, prompt_len=prompt_len, computed=computed, fields=fields)
         return self._occupy(req_id, prompt_len, computed, values)
@@ -310,7 +304,6 @@ class InputBatch(FieldAccess[E], Generic[E]):
 
         Raises:
             UnknownRequest: neither live nor preempted.
-
         """
         is_live = req_id not in self._preempted
         if is_live:
@@ -338,7 +331,6 @@ class InputBatch(FieldAccess[E], Generic[E]):
 
         Raises:
             UnknownRequest: not in the batch.
-
         """
         slot = self._table.slot_of(req_id)
         kept = {
@@ -357,7 +349,6 @@ class InputBatch(FieldAccess[E], Generic[E]):
         Raises:
             UnknownRequest: not preempted.
             VlbatchError: see ``check_add``.
-
         """
         if req_id not in self._preempted:
             raise UnknownRequest("is not preempted", req_id=req_id)
@@ -371,7 +362,6 @@ class InputBatch(FieldAccess[E], Generic[E]):
 
         Raises:
             VlbatchError: see ``check_resume``.
-
         """
         self.check_resume(req_id, computed=computed)
         record = self._preempted[req_id]
@@ -388,7 +378,6 @@ class InputBatch(FieldAccess[E], Generic[E]):
 
         Raises:
             InvalidSchedule: an unknown request, or tokens outside 1 .. what remains.
-
         """
         try:
             slots = self._table.slots_of(scheduled)
@@ -421,7 +410,6 @@ class InputBatch(FieldAccess[E], Generic[E]):
 
         Raises:
             InvalidSchedule: see ``check_schedule``.
-
         """
         scheduled_slots, tokens = self.check_schedule(scheduled)
         tokens_of_slot = np.zeros(self.capacity, dtype=np.int64)
@@ -457,7 +445,6 @@ class InputBatch(FieldAccess[E], Generic[E]):
             StaleOrder: the batch changed since the plan was made, or it is another batch's.
             InvalidField: a derived field, here or of a follower, does not hold the step; nothing
                 was moved.
-
         """
         order, moves = plan.order, plan.moves
         if order.batch_id != self.batch_id or plan.version != self._version:
@@ -492,7 +479,6 @@ class InputBatch(FieldAccess[E], Generic[E]):
         Raises:
             StaleOrder: not the latest order of this batch, or it was counted already.
             InvalidSchedule: accepted drafts out of range.
-
         """
         if order is not self._order:
             raise StaleOrder(
@@ -546,7 +532,6 @@ class InputBatch(FieldAccess[E], Generic[E]):
 
         Raises:
             InvariantBroken: naming the request, slot and row.
-
         """
         self._table.check()
         for req_id, slot in self._table.slots.items():

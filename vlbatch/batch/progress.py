@@ -23,7 +23,6 @@ class Progress:
         prompt_len: tokens to prefill (after a resume: the prompt and the outputs so far).
         computed: tokens computed, optimistically counting steps in flight.
         confirmed: tokens computed for certain; never above ``computed``.
-
     """
 
     def __init__(self, capacity: int) -> None:
@@ -70,7 +69,6 @@ class Progress:
 
         Raises:
             InvalidSchedule: accepted drafts out of range, or of a row that is no decode.
-
         """
         grown = order.scheduled
         if accepted:
@@ -105,7 +103,6 @@ class Progress:
 
         Raises:
             InvalidSchedule: below what was confirmed before, or more than was computed.
-
         """
         low, high = int(self.confirmed[slot]), int(self.computed[slot]) - in_flight
         if not low <= computed <= high:
@@ -124,7 +121,6 @@ class Progress:
 
         Raises:
             InvariantBroken: naming the request and the counts.
-
         """
         prompt_len, computed, confirmed = self.counts(slot)
         if not 0 < prompt_len <= max_model_len or not 0 <= confirmed <= computed <= max_model_len:

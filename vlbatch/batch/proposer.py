@@ -80,7 +80,6 @@ class ProposerInputBatch(FieldAccess[E], Generic[E]):
     Raises:
         InvalidField: a name occurs twice; or a field to copy has no value per request.
         UnknownField: a field to share or to copy is not one of the target's.
-
     """
 
     # Any: the stored array type is the backend's own business
@@ -164,7 +163,6 @@ class ProposerInputBatch(FieldAccess[E], Generic[E]):
         Raises:
             UnknownRequest: not in the target.
             DuplicateRequest: a member already.
-
         """
         self._table.slot_of(req_id)
         if req_id in self._members:
@@ -176,7 +174,6 @@ class ProposerInputBatch(FieldAccess[E], Generic[E]):
 
         Raises:
             UnknownRequest: no member.
-
         """
         row, slot = self._table.row_of(req_id), self._table.slot_of(req_id)
         self._check_member(req_id)
@@ -245,7 +242,6 @@ class ProposerInputBatch(FieldAccess[E], Generic[E]):
 
         Raises:
             InvariantBroken: naming the requests, or the field.
-
         """
         live, preempted = self._table.slots.keys(), set(self._target.preempted)
         lost = self._members.keys() - live

@@ -23,7 +23,6 @@ class RowTable:
             never given twice, so it tells an occupant from the next one of the same slot.
         is_new: bool ``[capacity]`` slot -> occupied since the last ``move``.
         has_new: whether any is.
-
     """
 
     def __init__(self, capacity: int) -> None:
@@ -44,7 +43,6 @@ class RowTable:
 
         Raises:
             UnknownRequest: not in the batch.
-
         """
         try:
             return self.slots[req_id]
@@ -56,7 +54,6 @@ class RowTable:
 
         Raises:
             KeyError: with the first request that is not in the batch.
-
         """
         asked = tuple(req_ids)
         if asked != self._asked:  # the same requests come step after step
@@ -73,7 +70,6 @@ class RowTable:
 
         Raises:
             BatchFull: no slot is free.
-
         """
         if len(self.slots) == self.capacity:
             raise BatchFull(
@@ -88,7 +84,6 @@ class RowTable:
 
         Raises:
             BatchFull: no slot is free.
-
         """
         self.check_free(req_id)
         slot = int(np.argmax(self.admission < 0))
@@ -112,7 +107,6 @@ class RowTable:
 
         Raises:
             UnknownRequest: not in the batch.
-
         """
         slot = self.slot_of(req_id)
         row = int(self.row_of_slot[slot])
@@ -172,7 +166,6 @@ class RowTable:
 
         Raises:
             InvariantBroken: naming the request, slot and row.
-
         """
         if len(self.slots) != len(set(self.slots.values())):
             raise InvariantBroken(f"a slot is shared: {self.slots}")

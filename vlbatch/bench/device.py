@@ -55,7 +55,6 @@ class DeviceFigures:
         walls: method -> wall time, with the device's work, at 256 rows of which 128 move.
         issues: method -> time until the call returned.
         bandwidths: one entry a size.
-
     """
 
     machine: dict[str, str]
@@ -131,7 +130,6 @@ def check_move(storage: FieldStorage[torch.Tensor, torch.Tensor], moves: RowMove
 
     Raises:
         AssertionError: a field differs.
-
     """
     source = np.arange(NUM_REQS)
     source[moves.destinations] = moves.sources
@@ -156,7 +154,6 @@ def time_moves(
 
     Returns:
         Wall times, issue times, number of fields that move.
-
     """
     moves = half_of(NUM_REQS)
     storage = make_storage(backend, heavy_in_rows=False)
@@ -322,7 +319,6 @@ def run_device(device: str = "cuda") -> DeviceFigures:
     Raises:
         MissingDependency: ``vlbatch[cuda]`` is not installed.
         AssertionError: a result that was about to be timed is wrong.
-
     """
     backend = TorchTensorBackend(device, fused=True)
     with torch.cuda.device(backend.device):

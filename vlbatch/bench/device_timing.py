@@ -77,7 +77,6 @@ def bandwidths(
         copy: name of the plain copy among them.
         rounds: of which the median counts.
         launches: between two events.
-
     """
     samples: dict[str, list[float]] = {name: [] for name in methods}
     for number in range(rounds + 1):

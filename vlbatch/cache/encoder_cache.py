@@ -32,7 +32,6 @@ class EntryKey(NamedTuple):
         content: identity of pixels, shape, mode, processor options and model.
         epoch: weight epoch that encoded it.
         adapter: adapter active in the encoder, ``""`` for none.
-
     """
 
     content: str
@@ -86,7 +85,6 @@ class EncoderCache:
 
     Raises:
         InvalidField: no budget at all, a budget below 1, or bytes without ``row_bytes``.
-
     """
 
     def __init__(
@@ -147,7 +145,6 @@ class EncoderCache:
         Args:
             wanted: keys in the order in which they will be needed; they are evicted only after
                 all others, the last needed first.
-
         """
         idle = {key: self._entries[key].rows for key in self._idle}
         for key in reversed(wanted):
@@ -160,7 +157,6 @@ class EncoderCache:
 
         Raises:
             InvariantBroken: absent, or reserved only: the caller's plan was not carried out.
-
         """
         entry = self._entries.get(key)
         if entry is None or entry.features is None:
@@ -175,7 +171,6 @@ class EncoderCache:
         Raises:
             CacheFull: fewer rows are free; evict first (see ``Ledger``).
             InvariantBroken: the key is present.
-
         """
         if key in self._entries:
             raise InvariantBroken(f"{key} is reserved twice", req_id=req_id)
@@ -204,7 +199,6 @@ class EncoderCache:
             FeatureRowsMismatch: a level has another number of rows than reserved; the entry
                 stays reserved.
             InvariantBroken: the key is not reserved.
-
         """
         entry = self._entries.get(key)
         if entry is None or entry.features is not None:
@@ -226,7 +220,6 @@ class EncoderCache:
 
         Raises:
             InvariantBroken: the key is not reserved.
-
         """
         entry = self._entries.get(key)
         if entry is None or entry.features is not None:
@@ -239,7 +232,6 @@ class EncoderCache:
 
         Raises:
             InvariantBroken: the key is absent.
-
         """
         entry = self._entries.get(key)
         if entry is None:
@@ -275,7 +267,6 @@ class EncoderCache:
 
         Raises:
             EntryInUse: one is referenced, reserved or absent; nothing was dropped.
-
         """
         for key in keys:
             self._check_idle(key)
@@ -288,7 +279,6 @@ class EncoderCache:
 
         Raises:
             EntryInUse: one of them is referenced or reserved; nothing was dropped.
-
         """
         keys = [key for key in self._entries if key.content == content]
         for key in keys:
@@ -350,7 +340,6 @@ class EncoderCache:
 
         Raises:
             InvariantBroken: with each term of the broken sum, or the key.
-
         """
         rows = sum(entry.rows for entry in self._entries.values())
         if rows != self._used_rows or rows > self.capacity_rows:
@@ -385,7 +374,6 @@ class Ledger:
         evicted: entries that would have to go, in order.
         taken: entries that would be reserved: key -> rows.
         shed: references that would be dropped.
-
     """
 
     def __init__(self, cache: EncoderCache, idle: dict[EntryKey, int], free_rows: int) -> None:

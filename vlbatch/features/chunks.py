@@ -21,7 +21,6 @@ class PlacedItem:
         item: as admitted.
         num_rows: feature rows, one a place.
         places: tokens of the places, ascending; ``None`` if they are the whole span.
-
     """
 
     item: Item
@@ -100,7 +99,6 @@ def overlapping(items: Iterable[PlacedItem]) -> Iterator[list[PlacedItem]]:
 
     Args:
         items: by offset.
-
     """
     group: list[PlacedItem] = []
     reach = 0

@@ -29,7 +29,6 @@ class FeatureSpec:
         dtype: name such as ``"float32"``, the same in every library.
         num_levels: arrays an item: 1, more for models that feed deeper layers too.
         allow_nan: accept NaN in precomputed embeddings.
-
     """
 
     hidden_size: int | None = None
@@ -42,7 +41,6 @@ class FeatureSpec:
 
         Raises:
             FeatureRowsMismatch: another number of levels, hidden size or dtype.
-
         """
         problem = self._problem(features)
         if problem:
@@ -76,7 +74,6 @@ def check_embeds(item: Item, num_rows: int, spec: FeatureSpec, req_id: str) -> N
     Raises:
         InvalidItem: wrong levels, rank, hidden size or dtype; sparse; NaN where not allowed.
         PlaceholderMismatch: another number of rows than places.
-
     """
     levels = item.embeds if isinstance(item.embeds, tuple) else (item.embeds,)
     name = f"precomputed embeddings of item {item.key!r}"

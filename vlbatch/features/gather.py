@@ -25,7 +25,6 @@ class Segment:
         content: identity of the item.
         rows: half-open range of feature rows.
         features: all rows, one array a level.
-
     """
 
     req_id: str
@@ -44,7 +43,6 @@ class FeatureInputs:
             ``token_ids``) that take a feature row.
         segments: whose rows, in order, belong to ``tokens``.
         skipped: tokens of a drafter's look-ahead whose item is not encoded yet.
-
     """
 
     tokens: IntArray

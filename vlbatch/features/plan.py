@@ -36,7 +36,6 @@ class EncodeTask:
         key: entry that is reserved for it.
         reference: request and number of the item.
         placed: the item; ``placed.num_rows`` feature rows are expected.
-
     """
 
     key: EntryKey
@@ -59,7 +58,6 @@ class FeaturePlan:
         hits: keys found ready and newly referenced.
         held: keys found ready to which the request referred already.
         refer: references to take.
-
     """
 
     version: tuple[int, int]
@@ -84,7 +82,6 @@ class RequestItems:
         held: item number -> entry that the request refers to for it.
         media_stop: first token behind every item.
         occurrences: content -> numbers of the items with it that need the encoder.
-
     """
 
     req_id: str
@@ -130,7 +127,6 @@ class StepWalk:
         epoch: weight epoch of entries to come.
         version: state of the store and the cache.
         limits: settings.
-
     """
 
     def __init__(
@@ -214,7 +210,6 @@ class _Trial:
 
         Raises:
             FeatureRowsMismatch: the entry of an item's key has another number of rows.
-
         """
         items = self._request.items
         for number in items_in(items, self._start, self._stop + self._walk.limits.lookahead):

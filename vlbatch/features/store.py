@@ -46,7 +46,6 @@ class EncodeWork:
         hits: keys found ready in this step by a request that did not refer to them before.
         held: keys found ready to which the request referred already.
         evicted: keys that went for space.
-
     """
 
     tasks: tuple[EncodeTask, ...]
@@ -64,7 +63,6 @@ class FeatureStore:
         lookahead: tokens past a chunk that a drafter reads.
         whole_items: a chunk may not cut an item.
         spec: what features look like; checks precomputed embeddings and encoder outputs.
-
     """
 
     def __init__(
@@ -110,7 +108,6 @@ class FeatureStore:
             InvalidItem, PlaceholderMismatch: see ``validate_items`` and ``check_embeds``.
             ItemTooLarge: an item can never fit the cache or the encode budget; with
                 ``whole_items``, items whose spans overlap count as one.
-
         """
         if req_id in self._requests:
             raise DuplicateRequest("has items already", req_id=req_id)
@@ -150,7 +147,6 @@ class FeatureStore:
 
         Raises:
             VlbatchError: see ``check_add``.
-
         """
         placed = self.check_add(req_id, items, prompt_len)
         self._requests[req_id] = RequestItems(req_id, placed, adapter)
@@ -161,7 +157,6 @@ class FeatureStore:
 
         Raises:
             UnknownRequest: not known.
-
         """
         self.release_all(req_id)
         del self._requests[req_id]
@@ -180,7 +175,6 @@ class FeatureStore:
 
         Raises:
             UnknownRequest: not known.
-
         """
         request = self._request(req_id)
         self._release(request, list(request.held))
@@ -194,7 +188,6 @@ class FeatureStore:
 
         Raises:
             UnknownRequest: not known.
-
         """
         request = self._request(req_id)
         if request.held:
@@ -217,7 +210,6 @@ class FeatureStore:
 
         Raises:
             UnknownRequest: not known.
-
         """
         return tuple(placed.item for placed in self._request(req_id).items)
 
@@ -240,7 +232,6 @@ class FeatureStore:
 
         Raises:
             UnknownRequest: not known.
-
         """
         return self._walk(chunks).fit
 
@@ -256,7 +247,6 @@ class FeatureStore:
         Raises:
             UnknownRequest: not known.
             InvalidSchedule: (``EncodeBudgetExceeded``, ``CacheFull``) fewer tokens fit.
-
         """
         plan = self._walk(chunks)
         if plan.blocked:
@@ -297,7 +287,6 @@ class FeatureStore:
         Raises:
             StaleOrder: requests or the cache changed since, or the plan has failed requests;
                 nothing was changed.
-
         """
         if plan.version != self._version or plan.failed:
             raise StaleOrder("the plan was made for another state, or some of its requests failed")
@@ -332,7 +321,6 @@ class FeatureStore:
 
         Raises:
             StaleOrder: a key is not reserved (any more), or is given twice; nothing was changed.
-
         """
         errors = errors or {}
         late = [key for key in (*outputs, *errors) if key not in self._waiting]
@@ -389,7 +377,6 @@ class FeatureStore:
             UnknownRequest: a request of the order has left.
             InvariantBroken: an entry is not ready, or rows and places disagree; names the
                 request.
-
         """
         if not 0 <= shift <= self.lookahead:
             raise InvalidField(
@@ -403,7 +390,6 @@ class FeatureStore:
 
         Raises:
             InvariantBroken: naming request, item and key.
-
         """
         self.cache.check()
         here = {

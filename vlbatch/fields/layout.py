@@ -33,7 +33,6 @@ class Group(Generic[S]):
         axis: the axis of requests, 0 or 1.
         default: value of an unused entry, broadcastable over that axis.
         residency: whether that axis counts rows (moved) or slots (not moved).
-
     """
 
     array: S
@@ -60,7 +59,6 @@ def lay_out(
     Raises:
         InvalidField: an arena is asked for where stored arrays are not in host memory, or a
             row-valued field cannot hold the number of the last row.
-
     """
     out: StorageLayout[S] = StorageLayout()
     blocks: dict[str, list[Field]] = defaultdict(list)

@@ -66,7 +66,6 @@ class Field:
         rebuild: ``BatchOrder`` -> values, for the derived kinds.
         whole: a ``ROW_VALUED`` field that is one list of row numbers for the batch, not one value
             a request: its entries stay in place and are remapped.
-
     """
 
     name: str
@@ -242,7 +241,6 @@ class FieldRegistry(Mapping[str, Field]):
 
     Raises:
         InvalidField: two fields of one name.
-
     """
 
     def __init__(self, fields: Sequence[Field]) -> None:
@@ -261,7 +259,6 @@ class FieldRegistry(Mapping[str, Field]):
 
         Raises:
             UnknownField: not declared; names the request.
-
         """
         try:
             return self._by_name[name]

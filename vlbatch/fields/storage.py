@@ -51,7 +51,6 @@ class FieldStorage(Generic[S, E]):
         capacity: rows, and slots.
         num_drafts: k; per-draft fields hold ``k + 1`` rows a request.
         backend: where the arrays live.
-
     """
 
     def __init__(
@@ -113,7 +112,6 @@ class FieldStorage(Generic[S, E]):
             UnknownField: a name is not declared.
             InvalidField: a value has the wrong dtype, shape or length, or its field is not per
                 request.
-
         """
         return {
             name: self.convert_value(self.registry.find(name, req_id), value, req_id)
@@ -160,7 +158,6 @@ class FieldStorage(Generic[S, E]):
             row: index of its row-resident fields.
             slot: index of its slot-resident fields.
             values: from ``convert_values``, and from ``fresh_objects`` for the rest.
-
         """
         index = {"rows": row, "slots": slot}
         for group in self._layout.groups:
@@ -189,7 +186,6 @@ class FieldStorage(Generic[S, E]):
 
         Raises:
             InvalidField: they do not fit the declared width.
-
         """
         start = int(self.lengths[name][index])
         self._check_length(name, start + len(values), req_id)
@@ -201,7 +197,6 @@ class FieldStorage(Generic[S, E]):
 
         Raises:
             InvalidField: longer than the width.
-
         """
         self._check_length(name, length, req_id)
         self._set_length(name, index, length)
@@ -258,7 +253,6 @@ class FieldStorage(Generic[S, E]):
         Raises:
             InvalidField: a ``rebuild`` returned more values than its field holds, or entries of
                 another shape.
-
         """
         return {field.name: self._derive(field, order) for field in self._derived}
 
@@ -308,7 +302,6 @@ class FieldStorage(Generic[S, E]):
         Raises:
             InvalidField: another shape or dtype; or a host or ragged field, which are written by
                 request.
-
         """
         field = self.registry[name]
         if field.kind in (Kind.HOST, Kind.RAGGED):
@@ -354,7 +347,6 @@ class FieldStorage(Generic[S, E]):
 
         Raises:
             InvariantBroken: naming the field, and row or slot.
-
         """
         for name, address in self.addresses().items():
             if address != self._addresses[name]:

@@ -43,7 +43,6 @@ class BatchOrder:
         scheduled: tokens to compute in this step: the chunk is
             ``[computed, computed + scheduled)``.
         classes: ``DECODE``, ``EXTEND`` or ``PREFILL``.
-
     """
 
     batch_id: str
@@ -120,7 +119,6 @@ class BatchOrder:
 
         Raises:
             UnknownRequest: it has no tokens in this step.
-
         """
         try:
             return self._rows[req_id]
@@ -146,7 +144,6 @@ class BatchOrder:
         Raises:
             StaleOrder: a leaf has another number of entries than this order has rows.
             InvalidField: a leaf has no length.
-
         """
         return dict(zip(self.req_ids, restore_outputs(outputs, self.num_reqs, counts), strict=True))
 

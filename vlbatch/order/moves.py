@@ -41,7 +41,6 @@ class RowMoves:
         new_row_of: ``[num_old_rows]`` old row -> new row, -1 for a hole.
         num_moved: moves of requests that were already in the previous order; the others place
             newcomers.
-
     """
 
     sources: IntArray
@@ -133,7 +132,6 @@ def place_rows(
             was not in the previous order, -1 for one that was.
         policy: which classes share a region.
         stable: keep relative order.
-
     """
     region = _REGION_OF_CLASS[policy][classes]
     if _is_sorted(region) and (not stable or newcomer_rank.max(initial=-1) < 0):

@@ -32,7 +32,6 @@ class Family:
         num_axes: 1 (media is placed like text), or 3 for t, h, w.
         timed_videos: a video's ``t_scale`` is seconds per grid times tokens per second; else 1.
         separate_frames: each frame of a grid is a grid of its own, at its own next position.
-
     """
 
     num_axes: int
@@ -64,7 +63,6 @@ def family_of(name: str) -> Family:
 
     Raises:
         VlbatchError: no family has this name; the message lists those that there are.
-
     """
     if name not in FAMILIES:
         raise VlbatchError(
@@ -94,7 +92,6 @@ def build_runs(
         InvalidItem: an image or video without a grid (audio without one is placed like text), a
             grid side over ``MAX_GRID_SIDE``, seconds per grid that are not above 0, or positions
             over ``MAX_POSITION``.
-
     """
     rules = family_of(family)
     if rules.num_axes == 1:

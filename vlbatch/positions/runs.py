@@ -56,7 +56,6 @@ class PositionRuns:
         runs: read-only; 32 bytes a media run, none for text.
         delta: position minus index, on every axis, of each token from ``media_stop`` on.
         media_stop: first token after the last media run; 0 without one.
-
     """
 
     num_axes: int
@@ -84,7 +83,6 @@ class PositionRuns:
 
         Raises:
             InvalidSchedule: unless ``0 <= start <= stop``.
-
         """
         if not 0 <= start <= stop:
             raise InvalidSchedule(
@@ -120,7 +118,6 @@ def _expand(runs: RunArray, start: int, stop: int, text_delta: int) -> PositionA
         start: first token of the chunk.
         stop: first token after it.
         text_delta: position minus index of the text before the first run.
-
     """
     offsets, edges, texts = _cut_into_stretches(runs, start, stop, text_delta)
     lengths = edges[1:] - edges[:-1]
@@ -143,7 +140,6 @@ def _cut_into_stretches(
         offsets: ``[3, num_stretches]``, to add to the token where an axis grows.
         edges: ``[num_stretches + 1]``, first token of each stretch, then ``stop``.
         texts: ``[num_runs + 1]``, which stretches are text.
-
     """
     # Per run: the tokens inside the chunk and the grid rows they touch, counted over all frames.
     begin = np.maximum(runs["start"], start)

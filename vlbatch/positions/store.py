@@ -35,7 +35,6 @@ class PositionStore:
         num_axes: 1 or 3, of all requests.
         delta_of_slot: read-only int64 ``[capacity]``, slot -> position minus index of the tokens
             past the request's media; 0 in a slot without a request. Its address is stable.
-
     """
 
     def __init__(self, capacity: int, num_axes: int) -> None:
@@ -73,7 +72,6 @@ class PositionStore:
         Raises:
             DuplicateRequest: the request is here already.
             InvalidField: the runs have another number of axes than the store.
-
         """
         if req_id in self._runs:
             raise DuplicateRequest("its positions are kept already", req_id=req_id)
@@ -91,7 +89,6 @@ class PositionStore:
         Raises:
             UnknownRequest: the request was never added.
             InvariantBroken: it has a slot, or the slot is taken or out of range.
-
         """
         runs = self.runs_of(req_id)
         if req_id in self._slots:
@@ -111,7 +108,6 @@ class PositionStore:
         Raises:
             UnknownRequest: the request was never added.
             InvariantBroken: it has no slot.
-
         """
         self.runs_of(req_id)
         if req_id not in self._slots:
@@ -125,7 +121,6 @@ class PositionStore:
 
         Raises:
             UnknownRequest: the request is not here, or no longer.
-
         """
         self.runs_of(req_id)
         if req_id in self._slots:
@@ -138,7 +133,6 @@ class PositionStore:
 
         Raises:
             UnknownRequest: the request is not here.
-
         """
         try:
             return self._runs[req_id]
@@ -150,7 +144,6 @@ class PositionStore:
 
         Raises:
             UnknownRequest: the request is not here.
-
         """
         return self.runs_of(req_id).delta
 
@@ -160,7 +153,6 @@ class PositionStore:
         Raises:
             UnknownRequest: the request is not here.
             InvalidSchedule: media follows at or after ``index``, so the axes may differ.
-
         """
         runs = self.runs_of(req_id)
         if index < runs.media_stop:
@@ -200,7 +192,6 @@ class PositionStore:
             UnknownRequest: a row's request is not here.
             InvariantBroken: a row names a slot that its request is not in (seen only in rows with
                 media before them, and for slots without a request).
-
         """
         ends = np.cumsum(scheduled, dtype=np.int64)
         num_tokens = int(ends[-1]) if len(ends) else 0
@@ -239,7 +230,6 @@ class PositionStore:
 
         Raises:
             InvariantBroken: names the request or slot and the terms that disagree.
-
         """
         for req_id, runs in self._runs.items():
             self._check_runs(req_id, runs)

@@ -163,7 +163,7 @@ class Alignment(RunnerWatch):
         }
         got: dict[int, list[tuple[str, int]]] = {}
         for place in delivered:
-            got.setdefault(place.index, []).append((place.key, place.row))
+            got.setdefault(place.token, []).append((place.key, place.row))
         right = {token: [source] for token, source in expected.items()}
         wrong = [t for t in sorted(right.keys() | got.keys()) if right.get(t) != got.get(t)]
         if not wrong:

@@ -56,7 +56,7 @@ class Watched:
 class Delivered(NamedTuple):
     """A token of a request, and the feature row that it gets."""
 
-    index: int
+    token: int
     key: str
     row: int
 

@@ -82,8 +82,11 @@ class FieldWatch(Generic[E]):
         found: dict[str, dict[str, str]] = {}
         for field in self._fields:
             before, after = self._before.cells[field.name], self._read(field)[: len(order)]
-            differs = (before[old_rows] != after).any(axis=2)
-            if field.kind is Kind.RAGGED and differs.any():
+            differs = before[old_rows] != after
+            if not differs.any():
+                continue
+            differs = differs.any(axis=2)
+            if field.kind is Kind.RAGGED:
                 lengths = np.array([self._batch.length(r, field.name) for r in order])
                 differs &= np.arange(differs.shape[1]) < lengths[:, np.newaxis]
             for row in np.flatnonzero(differs.any(axis=1)).tolist():

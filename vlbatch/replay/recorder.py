@@ -60,7 +60,8 @@ class Recorder(RunnerWatch):
     """Writes down what a runner tells in its calls; see ``RunnerWatch`` for these.
 
     A step, with all that was told before it, is in the file once all of it is gathered, before the
-    forward, or when the next call shows that it is over. Use it as a context manager, or ``close`` it.
+    forward, or when the next call shows that it is over. Use a recorder as a context manager, or
+    ``close`` it.
 
     Args:
         path: file to write; through gzip if the name ends in ``.gz``.
@@ -246,15 +247,15 @@ class Recorder(RunnerWatch):
         runs: list[tuple[int, str, int, int]] = []
         for place in sorted(rows):
             key = place.key
-            if masked and any(i.key == key and _is_masked_out(i, place.index) for i in masked):
+            if masked and any(i.key == key and _is_masked_out(i, place.token) for i in masked):
                 key = f"{key} (at a token that is not a place)"  # the format cannot say it
             if runs:
                 index, last_key, first, stop = runs[-1]
                 length = stop - first
-                if (place.index, key, place.row) == (index + length, last_key, stop):
+                if (place.token, key, place.row) == (index + length, last_key, stop):
                     runs[-1] = (index, key, first, stop + 1)
                     continue
-            runs.append((place.index, key, place.row, place.row + 1))
+            runs.append((place.token, key, place.row, place.row + 1))
         return [list(run) for run in runs]
 
 

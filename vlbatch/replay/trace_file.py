@@ -48,7 +48,7 @@ class TraceFile:
         self._raw.close()
 
 
-_JSON: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_JSON: Final = json.JSONEncoder(separators=(",", ":"))
 
 
 def _encode(line: Mapping[str, object]) -> bytes:

@@ -134,8 +134,10 @@ class TransformersEngine:
         max_context: int,
         device: str = "cpu",
     ) -> None:
-        if device.startswith("cuda") and not torch.cuda.is_available():
-            raise VlbatchError(f"torch has no device {device!r}", setting="device")
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:  # the latter from a build without CUDA
+            raise VlbatchError(f"torch has no device {device!r}", setting="device") from error
         ALL_ATTENTION_FUNCTIONS.register(_ATTENTION_NAME, _paged_attention)
         try:
             with quiet_libraries():

@@ -34,7 +34,6 @@ class FeatureGather:
         row_bytes: bytes of a token's embedding, and of a feature row.
         stream: handle of the stream to work on, asked at each launch.
         max_in_flight: uploads that may be on their way before the host waits for the first.
-
     """
 
     def __init__(
@@ -75,7 +74,6 @@ class FeatureGather:
 
         Raises:
             InvariantBroken: another number of tokens than rows, or a token outside the buffer.
-
         """
         runs = self._plan(addresses, num_rows, tokens)
         num_blocks = _blocks(runs.num_rows)

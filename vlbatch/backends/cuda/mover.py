@@ -48,7 +48,6 @@ class CudaMover(Generic[S]):
 
     Raises:
         InvalidField: too many rows for the shared memory of a block.
-
     """
 
     def __init__(

@@ -30,7 +30,6 @@ class DecodePositions:
             step.
         stream: handle of the stream to work on, asked at each launch.
         max_in_flight: uploads that may be on their way before the host waits for the first.
-
     """
 
     def __init__(

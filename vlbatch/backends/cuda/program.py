@@ -37,7 +37,6 @@ class Kernels:
     Raises:
         MissingDependency: a package is not installed.
         InvariantBroken: a call of the driver failed.
-
     """
 
     def __init__(self, source: str | None = None) -> None:
@@ -72,7 +71,6 @@ class Kernels:
 
         Raises:
             InvariantBroken: it failed; an earlier launch may be the cause.
-
         """
         status, *results = getattr(self._driver, name)(*arguments)
         if status:
@@ -84,7 +82,6 @@ class Kernels:
 
         Raises:
             InvariantBroken: a call of the driver failed.
-
         """
         function = self.call("cuModuleGetFunction", self._module, name.encode())
         most_shared = self._driver.CUfunction_attribute
@@ -101,7 +98,6 @@ class Kernels:
 
         Raises:
             InvariantBroken: a call of the driver failed.
-
         """
         return DeviceMemory(self, num_bytes)
 
@@ -110,7 +106,6 @@ class Kernels:
 
         Raises:
             InvariantBroken: a call of the driver failed.
-
         """
         return PinnedRing(self, num_bytes, depth)
 
@@ -131,7 +126,6 @@ class Launch:
 
         Raises:
             InvariantBroken: the launch failed; an earlier one may be the cause.
-
         """
         (status,) = self._cu_launch_kernel(
             self._function, num_blocks, 1, 1, _THREADS, 1, 1, shared_bytes, stream,

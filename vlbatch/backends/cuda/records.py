@@ -52,7 +52,6 @@ def build_slices(rows: RowArrays[S], address: Callable[[S], int]) -> npt.NDArray
 
     Raises:
         InvalidField: a row of 2 GiB or more.
-
     """
     remapped = {address(array): dtype for array, dtype in rows.row_valued}
     tables = []
@@ -113,7 +112,6 @@ def write_moves(record: Words, moves: RowMoves, ragged: Sequence[RaggedRows[S]])
 
     Returns:
         Words of the record.
-
     """
     num_moves, num_vacated = len(moves.sources), len(moves.vacated)
     num_ops = num_moves + num_vacated
@@ -149,7 +147,6 @@ class FeatureRuns(NamedTuple):
         first_rows: int64 ``[num_runs]``, number of its first row among all of the step.
         first_tokens: int64 ``[num_runs]``, token of its first row.
         num_rows: of the step.
-
     """
 
     addresses: Indices
@@ -173,7 +170,6 @@ def feature_runs(
         num_rows: rows of each segment; those without any are left out.
         tokens: token of every feature row, segment after segment.
         row_bytes: bytes of a feature row.
-
     """
     counts = np.array(num_rows, dtype=np.int64)
     starts = np.cumsum(counts) - counts
@@ -202,7 +198,6 @@ def write_features(record: Words, runs: FeatureRuns, multiple: int) -> int:
 
     Returns:
         Words of the record.
-
     """
     num_runs = len(runs.addresses)
     multiple |= int(np.bitwise_or.reduce(runs.addresses))
