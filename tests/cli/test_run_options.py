@@ -38,6 +38,7 @@ class TestHelp:
 
         settings = asdict(RunSettings())
         settings["cache_mb"] = settings.pop("cache_bytes") / 1e6
+        del settings["poison"], settings["prefill_gate"]  # off unless given
         shown_settings = 0
         for option in run_command.params:
             if option.name in settings:

@@ -81,7 +81,7 @@ class VLBatchMachine(RuleBasedStateMachine):
         return data.draw(st.sampled_from(self.requests(live=live)), label="request")
 
     def tokens(self, data: st.DataObject) -> dict[str, int]:
-        """Choose tokens for some live requests, at times one more than remain."""
+        """Choose tokens for some live requests."""
         header, wanted = self.walker.header, {}
         for request in self.requests(live=True):
             most = request.most_tokens(header.draft_tokens or 0, header.max_model_len)
@@ -101,6 +101,17 @@ class VLBatchMachine(RuleBasedStateMachine):
         prompt_len = max(1, cursor + text)
         computed = min(hit, prompt_len - 1) if hit > 4 else 0
         self.play(Add(f"r{self.num_added}", prompt_len, tuple(placed), computed))
+
+    @precondition(lambda self: self.requests(live=True))
+    @rule()
+    def advance(self) -> None:
+        """Compute all that fits of every prompt, and one token of every decode."""
+        wanted = {
+            r.req_id: max(1, r.prompt_len - r.computed)
+            for r in self.requests(live=True)
+            if r.computed < self.walker.header.max_model_len
+        }
+        self.play(Step({r: n for r, n in self.walker.oracle.fit(wanted).items() if n}))
 
     @precondition(lambda self: self.requests(live=True))
     @rule(data=st.data(), fit=st.booleans())
@@ -131,12 +142,6 @@ class VLBatchMachine(RuleBasedStateMachine):
         computed = st.integers(max(0, request.confirmed - 1), request.computed)
         self.play(Confirm({request.req_id: data.draw(computed, label="computed")}))
 
-    @precondition(lambda self: self.requests(live=True))
-    @rule(data=st.data())
-    def preempt(self, data: st.DataObject) -> None:
-        """Take a request out for later."""
-        self.play(Preempt(self.pick(data, live=True).req_id))
-
     @precondition(lambda self: self.requests(live=False))
     @rule(data=st.data())
     def resume(self, data: st.DataObject) -> None:
@@ -145,28 +150,30 @@ class VLBatchMachine(RuleBasedStateMachine):
         computed = data.draw(st.integers(0, request.known_tokens - 1), label="computed")
         self.play(Resume(request.req_id, computed))
 
-    @precondition(lambda self: self.walker.oracle.requests)
+    @precondition(lambda self: self.requests(live=True))
+    @rule(data=st.data(), how=st.sampled_from((Leave, Preempt, Preempt)))
+    def depart(self, data: st.DataObject, how: type[Leave | Preempt]) -> None:
+        """Finish, abort or preempt, in any state."""
+        self.play(how(self.pick(data, live=True).req_id))
+
+    @precondition(lambda self: self.requests(live=False))
     @rule(data=st.data())
-    def leave(self, data: st.DataObject) -> None:
-        """Finish or abort, from any state."""
-        req_id = data.draw(st.sampled_from(sorted(self.walker.oracle.requests)), label="request")
-        self.play(Leave(req_id))
+    def abort_preempted(self, data: st.DataObject) -> None:
+        """Abort a request that is waiting to come back."""
+        self.play(Leave(self.pick(data, live=False).req_id))
 
-    @rule(key=st.sampled_from(sorted(KEYS)))
-    def drop(self, key: str) -> None:
-        """Lose an entry; refused while it is referred to."""
-        self.play(Drop(key))
+    @rule(
+        event=st.one_of(
+            st.sampled_from(sorted(KEYS)).map(Drop),
+            st.integers(0, 2).map(Weights),
+            st.sampled_from(sorted(KEYS)).map(lambda key: FailEncode((key,))),
+        )
+    )
+    def disturb(self, event: Event) -> None:
+        """Lose an entry (refused while it is referred to), change weights, let an encode fail."""
+        self.play(event)
 
-    @rule(epoch=st.integers(0, 2))
-    def weights(self, epoch: int) -> None:
-        """Change weights."""
-        self.play(Weights(epoch))
-
-    @rule(key=st.sampled_from(sorted(KEYS)))
-    def fail_encode(self, key: str) -> None:
-        """Let the next encode of a key fail."""
-        self.play(FailEncode((key,)))
-
+    @precondition(lambda self: self.requests(live=True) and self.requests(live=False))
     @rule()
     def reset(self) -> None:
         """Drop everything but ready cache entries."""
@@ -180,8 +187,8 @@ class VLBatchMachine(RuleBasedStateMachine):
 
 TestVLBatchMachine = VLBatchMachine.TestCase
 TestVLBatchMachine.settings = settings(
-    max_examples=40,
-    stateful_step_count=25,
+    max_examples=50,
+    stateful_step_count=40,
     deadline=None,
     derandomize=True,
     database=None,

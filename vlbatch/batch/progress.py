@@ -105,7 +105,7 @@ class Progress:
             InvalidSchedule: below what was confirmed before, or more than was computed.
         """
         low, high = int(self.confirmed[slot]), int(self.computed[slot]) - in_flight
-        if not low <= computed <= high:
+        if in_flight < 0 or not low <= computed <= high:
             raise InvalidSchedule(
                 f"confirmed {computed} computed tokens; expected {low} (confirmed before) to"
                 f" {high} (computed, {in_flight} in flight not counted)",

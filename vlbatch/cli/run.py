@@ -152,6 +152,12 @@ def _gate(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int
     callback=_writable,
     help="Write the outcome to this file.",
 )
+@click.option(
+    "--record",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    callback=_writable,
+    help="Record the run for `vlbatch replay` and `timeline`; gzip if the name ends in .gz.",
+)
 def run_command(
     requests: Path,
     model: Path | None,
@@ -161,6 +167,7 @@ def run_command(
     inject: str | None,
     strict: bool,
     json_out: Path | None,
+    record: Path | None,
     **limits: Any,  # Any: names and types are those of the options above
 ) -> None:
     """Answer the questions in REQUESTS, continuously batched.
@@ -177,7 +184,7 @@ def run_command(
     prompts = PromptBuilder(folder)
     model_engine = make_engine(engine, folder, settings)
     drafter = make_drafter(settings, model_engine, prompts, folder)
-    runner = Runner(model_engine, prompts, settings, drafter=drafter, faults=faults)
+    runner = Runner(model_engine, prompts, settings, drafter=drafter, faults=faults, trace=record)
     with progress_bar(len(jobs)) as on_step:
         results = runner.run(jobs, on_step=on_step)
     if inject is not None and not faults.happened:

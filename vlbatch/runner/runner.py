@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,7 @@ from vlbatch.errors import DuplicateRequest, InvariantBroken, VlbatchError
 from vlbatch.features import EncodeTask
 from vlbatch.graphs import PrefillGate
 from vlbatch.order import BatchOrder, IntArray
+from vlbatch.replay.recording import RecordedBatch
 from vlbatch.runner.drafting import Drafter
 from vlbatch.runner.faults import Faults
 from vlbatch.runner.inputs import Engine, Logits, MediaPatches
@@ -54,6 +57,7 @@ class Runner:
         drafter: who drafts, ``settings.num_drafts`` at most; ``None`` for nobody.
         faults: break something on purpose; ``None`` in any honest run.
         gate: holds fresh prompts back; ``None`` for the one of the settings.
+        trace: record the run to this file.
 
     Attributes:
         engine: the model.
@@ -73,6 +77,7 @@ class Runner:
         drafter: Drafter | None = None,
         faults: Faults | None = None,
         gate: PrefillGate | None = None,
+        trace: Path | None = None,
     ) -> None:
         self.engine = engine
         self.prompts = prompts
@@ -85,6 +90,10 @@ class Runner:
             prompts.tokens_per_second,
             lookahead=self._drafter.lookahead,
         )
+        # Any: fields differ in dtype
+        self._recorded: RecordedBatch[npt.NDArray[Any]] | None = None
+        if trace is not None:
+            self._recorded = self.vl = RecordedBatch(self.vl, trace)
         self.draft: DraftBatch = make_draft_batch(self.vl)
         if gate is None and settings.prefill_gate is not None:
             gate = PrefillGate(*settings.prefill_gate)
@@ -114,6 +123,12 @@ class Runner:
             requests: at most one an id is answered.
             on_step: called after each step, and where requests were only refused.
         """
+        with self._recorded or nullcontext():
+            return self._run(requests, on_step)
+
+    def _run(
+        self, requests: Iterable[Request], on_step: Callable[[Runner], None] | None
+    ) -> list[Result]:
         fresh = [result for result in map(self._register, requests) if result.error is None]
         arrivals = deque(sorted(fresh, key=lambda result: result.request.arrival))
         clock = 0
@@ -187,6 +202,8 @@ class Runner:
         vl = self.vl
         features = self._faults.features(vl.gather(order))
         positions = self._faults.positions(order, vl.positions_of(order))
+        if self._recorded is not None:
+            self._recorded.gathered(order, features, positions)
         inputs = step_inputs(vl, self.draft, order, features, positions)
         logits, hidden = self._drafter.forward(self.engine, inputs)
         self._faults.after_forward(vl)
