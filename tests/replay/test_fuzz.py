@@ -64,7 +64,7 @@ def test_lengths_add_up() -> None:
 def test_own_space_first() -> None:
     """A request that cannot move gives up what it holds for later before others have to."""
     x, y, z = (partial(item, key) for key in "xyz")
-    events = [
+    events: list[Event] = [
         Add("A", 7, (x(0), y(2), x(4))),
         Add("B", 6, (z(0), z(3))),
         Step({"A": 2, "B": 2}),  # the cache is full: x and z, each held for its second place
@@ -130,7 +130,7 @@ def test_finds_and_shrinks(
 
     failure = first_failure(2000)
     assert failure is not None, f"seed {SEED}"
-    small = shrink(failure)
+    small = shrink(failure, max_plays=400)
     path = tmp_path / "small.jsonl"
     path.write_text("\n".join(as_lines(small, "a test")) + "\n", encoding="utf-8")
     divergence = replay(read_scenario(path))

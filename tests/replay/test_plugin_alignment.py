@@ -183,6 +183,20 @@ class TestPositions:
         with pytest.raises(AssertionError, match=r"writes the KV of tokens \[0, 1, 1\]"):
             watch.gathered(["a"], kv_index={"a": [0, 1, 1]})
 
+    @pytest.mark.parametrize(("accepted", "start"), [(1, 5), (0, 4), (None, 7)])
+    def test_progress_counts_accepted_drafts(self, accepted: int | None, start: int) -> None:
+        """The next chunk begins behind the accepted drafts, or behind all where nothing is said."""
+        watch = Alignment()
+        watch.admit("a", prompt_len=3)
+        watch.step({"a": 3})
+        watch.gathered(["a"], kv_index={"a": [0, 1, 2]})
+        watch.step({"a": 4})
+        watch.gathered(["a"], kv_index={"a": [3, 4, 5, 6]})
+        if accepted is not None:
+            watch.accepted({"a": accepted})
+        watch.step({"a": 1})
+        watch.gathered(["a"], kv_index={"a": [start]})
+
 
 class TestRequests:
     @pytest.mark.parametrize(

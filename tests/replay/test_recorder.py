@@ -159,6 +159,17 @@ class TestFeatures:
         assert divergence is not None
         assert divergence.what == "features at token 6"
 
+    def test_mask_of_an_item_that_was_never_announced(self, path: Path) -> None:
+        """What belongs at a place counts true places, not tokens of the span."""
+        mask = np.array([1, 0, 1, 1], dtype=bool)
+        item = Item("cat", "image", offset=2, length=4, grid=(1, 1, 3), embed_mask=mask)
+        with Recorder(path) as recorder:
+            recorder.admit("a", prompt_len=8, items=[item])
+            recorder.step({"a": 8})
+            recorder.gathered(["a"], tokens=[2, 4, 5], features=CAT[:3])
+
+        assert expectations(path)[0]["features"]["a"] == [[2, "cat", 0, 1], [4, "cat", 1, 3]]
+
     def test_deeper_levels_count(self, path: Path) -> None:
         """With several levels a row is right only if it is right on all of them."""
         with Recorder(path) as recorder:

@@ -183,6 +183,30 @@ class TestHonestRuns:
         assert replay_file(path).status == "ok"
         assert '"failed":["a"]' in path.read_text(encoding="utf-8")
 
+    def test_encoder_with_another_number_of_rows(self, path: Path) -> None:
+        """A request whose item got another number of rows is lost in the replay too."""
+        with RecordedBatch(make_batch(), path) as vl:
+            vl.add("a", prompt_len=10, items=[image("cat", 1)])
+            run_step(vl, {"a": 10}, encode=lambda tasks: [(np.ones((5, 4)),) for _ in tasks])
+
+        assert '{"fail_encode":["cat"]}' in path.read_text(encoding="utf-8")
+        assert replay_file(path).status == "ok"
+
+    def test_back_in_another_row_is_no_move(self, path: Path) -> None:
+        """A request that was preempted and resumed between two steps is written, not moved."""
+        with RecordedBatch(make_batch(), path) as vl:
+            for req_id in "abc":
+                vl.add(req_id, prompt_len=9)
+            run_step(vl, {"a": 3, "b": 3, "c": 3})
+            vl.remove("a")
+            vl.preempt("c")
+            vl.resume("c")
+            run_step(vl, {"b": 3, "c": 3})
+
+        assert '"order":["b","c"]' in path.read_text(encoding="utf-8").splitlines()[-1]
+        assert '"moved":1,' in path.read_text(encoding="utf-8").splitlines()[-1]  # b alone
+        assert replay_file(path).status == "ok"
+
     def test_refused_step_is_not_recorded(self, path: Path) -> None:
         """A schedule that is refused changes nothing, in the file neither."""
         with RecordedBatch(make_batch(), path) as vl:

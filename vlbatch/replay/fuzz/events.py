@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from vlbatch.replay.fuzz.media import random_items, random_media, spoil
 from vlbatch.replay.oracle import FAMILIES, Oracle
-from vlbatch.replay.oracle.requests import OracleRequest
+from vlbatch.replay.oracle.requests import DECODE, OracleRequest
 from vlbatch.replay.scenario import (
     Add,
     Ask,
@@ -31,7 +31,7 @@ def random_header(rng: random.Random) -> Header:
     """Settings of one walk: a small batch and a tight cache."""
     cache_rows = rng.choice((4, 8, 8, 12, 16, 24))
     return Header(
-        capacity=rng.randint(1, 6),
+        capacity=rng.choice((1, 2, 3, 3, 4, 4, 5, 6)),
         max_model_len=rng.choice((24, 40, 64)),
         cache_rows=cache_rows,
         encode_rows=rng.choice((None, None, 4, 8, cache_rows)),
@@ -73,14 +73,15 @@ class EventSource:
         self._asked = None
         live, preempted = self._live(), self._preempted()
         room = self._header.capacity - len(live)
+        num_decodes = sum(request.region == DECODE for request in live)
         makers: list[tuple[float, Callable[[], Event]]] = [
-            (0.1 + 0.7 * room, self.add),
+            (0.1 + 0.8 * room, self.add),
             (4.0 if live else 0.05, self.step),
             (1.2 if live else 0.02, self.ask),
             (1.5 if self._header.confirm == "manual" and live else 0.1, self.confirm),
-            (0.08 * len(live) + 0.02, self.preempt),
+            (0.12 * len(live) + 0.02, self.preempt),
             (1.0 if preempted and room else 0.05, self.resume),
-            (0.12 * len(live) + 0.02, self.leave),
+            (0.04 * len(live) + 0.35 * num_decodes + 0.02, self.leave),
             (0.1, self.drop),
             (0.05, self.weights),
             (0.12, self.fail_encode),
@@ -145,7 +146,9 @@ class EventSource:
     def leave(self) -> Leave:
         """Let a request go, most often one that has come far."""
         live = self._live()
-        return Leave(self._some([r for r in live if r.region == 0] or live or self._preempted()))
+        return Leave(
+            self._some([r for r in live if r.region == DECODE] or live or self._preempted())
+        )
 
     def preempt(self) -> Preempt:
         """Preempt a request."""
@@ -196,9 +199,11 @@ class EventSource:
             wanted = {r: n + self._rng.randint(0, 9) for r, n in wanted.items()}
         return Ask({"nobody": 1} if self._chance(0.01) else wanted)
 
-    def step(self) -> Step:
-        """Compute some tokens: what fits, or what may not."""
+    def step(self) -> Event:
+        """Compute some tokens: what fits, or what may not; where nothing can go on, make room."""
         wanted = self._wanted()
+        if not any(self._oracle.fit(wanted).values()) and not self._chance(0.15):
+            return self.leave() if self._chance(0.4) else self.preempt()
         if not self._chance(0.08):
             wanted = self._fitting(wanted)
         if self._chance(0.03):
@@ -234,7 +239,7 @@ class EventSource:
         ]
         if borders and self._chance(0.35):
             return rng.choice(borders)
-        return most if self._chance(0.35) else rng.randint(1, min(most, 9))
+        return most if self._chance(0.2) else rng.randint(1, min(most, 7))
 
     def _fitting(self, wanted: dict[str, int]) -> dict[str, int]:
         return {r: n for r, n in self._oracle.fit(wanted).items() if n > 0}
@@ -243,7 +248,7 @@ class EventSource:
         accept = {}
         for req_id, tokens in scheduled.items():
             request = self._oracle.requests.get(req_id)
-            is_decode = request is not None and request.region == 0
+            is_decode = request is not None and request.region == DECODE
             if is_decode and tokens > 0 and self._chance(0.7):
                 accept[req_id] = self._rng.randrange(tokens)
             elif self._chance(0.004):

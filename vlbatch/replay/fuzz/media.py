@@ -55,7 +55,7 @@ def random_items(
     """
     items: list[ItemSpec] = []
     cursor = 0
-    for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 4))):
+    for _ in range(rng.choice((0, 1, 2, 2, 3, 3, 4, 5))):
         gap = rng.choice((0, 0, 1, 2, 5))
         again = [medium for medium in media if items and medium.key == items[-1].key]
         placed = _place(rng, again if again and rng.random() < 0.25 else media, cursor + gap)

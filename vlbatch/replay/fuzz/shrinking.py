@@ -1,8 +1,8 @@
-"""Shrinking a walk that diverged: fewer events, then smaller ones.
+"""Shrinking a walk that diverged: fewer requests and events, then smaller ones.
 
-Events are dropped in ever smaller pieces (delta debugging; Zeller and Hildebrandt, 2002) and then
-one part of an event at a time is made smaller, as long as the last event still diverges in the same
-thing. Both are repeated until nothing gives.
+Whole requests are taken out of all events, then events are dropped in ever smaller pieces (delta
+debugging; Zeller and Hildebrandt, 2002), then one part of an event at a time is made smaller, as
+long as the last event still diverges in the same thing. All is repeated until nothing gives.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from vlbatch.replay.scenario import (
     FailEncode,
     Header,
     ItemSpec,
+    Leave,
+    Preempt,
     Resume,
     Step,
 )
@@ -29,7 +31,7 @@ Try = Callable[[Header, Sequence[Event]], bool]
 _PLAIN = Header(capacity=6, max_model_len=64, cache_rows=24, draft_tokens=0)
 
 
-def shrink(failure: Failure, *, backend: str = "numpy", max_plays: int = 3000) -> Failure:
+def shrink(failure: Failure, *, backend: str = "numpy", max_plays: int = 1000) -> Failure:
     """Find a small failure of the same kind.
 
     Args:
@@ -56,6 +58,7 @@ def shrink(failure: Failure, *, backend: str = "numpy", max_plays: int = 3000) -
     before = None
     while before is not best:
         before = best
+        _drop_requests(lambda: best, attempt)
         _drop_events(lambda: best, attempt)
         _simplify(lambda: best, attempt)
     return best
@@ -64,6 +67,33 @@ def shrink(failure: Failure, *, backend: str = "numpy", max_plays: int = 3000) -
 def _kind(failure: Failure) -> str:
     """What differs, without the names and numbers in it."""
     return re.sub(r"\d+", "#", failure.divergence.what.partition("(")[0])
+
+
+def _drop_requests(best: Callable[[], Failure], attempt: Try) -> None:
+    """Take requests out of every event, those that came last first."""
+    added = [event.req_id for event in best().events if isinstance(event, Add)]
+    for req_id in dict.fromkeys(reversed(added)):
+        without = [_without(event, req_id) for event in best().events]
+        attempt(best().header, [event for event in without if event is not None])
+
+
+def _without(event: Event, req_id: str) -> Event | None:
+    """Take a request out of an event; ``None`` if the event is about it alone."""
+    match event:
+        case Add() | Leave() | Preempt() | Resume():
+            return None if event.req_id == req_id else event
+        case Step():
+            return Step(_less(event.scheduled, req_id), _less(event.accept, req_id))
+        case Ask():
+            return Ask(_less(event.wanted, req_id))
+        case Confirm():
+            return Confirm(_less(event.computed, req_id))
+        case _:
+            return event
+
+
+def _less(counts: Mapping[str, int], req_id: str) -> dict[str, int]:
+    return {other: count for other, count in counts.items() if other != req_id}
 
 
 def _drop_events(best: Callable[[], Failure], attempt: Try) -> None:
@@ -162,7 +192,7 @@ def _smaller_items(item: ItemSpec) -> Iterator[ItemSpec]:
 
 def _smaller_counts(counts: Mapping[str, int]) -> Iterator[dict[str, int]]:
     for name in counts:
-        yield {other: n for other, n in counts.items() if other != name}
+        yield _less(counts, name)
     for name, count in counts.items():
         for smaller in _smaller_numbers(count):
             yield {**counts, name: smaller}
