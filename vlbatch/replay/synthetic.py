@@ -37,7 +37,8 @@ class SyntheticEncoder:
         number = 1 + self._contents.index(key.content)
         levels = []
         for level in range(NUM_LEVELS):
-            values = np.array([[number, row, key.epoch, level] for row in range(num_rows)])
+            rows = [[number, row, key.epoch, level] for row in range(num_rows)]
+            values = np.array(rows, dtype=np.int64).reshape(num_rows, 4)
             block = self._backend.allocate(4 * num_rows, "int64")
             array = self._backend.view(block, 0, (num_rows, 4))
             self._backend.write(array, 0, values)
