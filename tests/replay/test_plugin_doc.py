@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ def written(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     for name, code in FILES.items():
         (pytester.path / name).write_text(code, encoding="utf-8")
+        # other tests of this run may have a module of that name
+        monkeypatch.delitem(sys.modules, name.removesuffix(".py"), raising=False)
     return pytester
 
 

@@ -69,7 +69,9 @@ def test_same_answers(answers, other):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not find_spec("transformers"), reason="needs torch and transformers")
+@pytest.mark.skipif(
+    not (find_spec("transformers") and find_spec("torch")), reason="needs torch and transformers"
+)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
