@@ -106,6 +106,18 @@ class TestRows:
             {"resumed": ["b"]},
         ]
 
+    def test_back_in_another_row_is_no_move(self, path: Path) -> None:
+        """A request that was preempted and resumed between two steps was not moved."""
+        events = [
+            *({"add": {"req_id": r, "prompt_len": 9}} for r in "abc"),
+            {"step": {"a": 2, "b": 2, "c": 2}},
+            {"finish": "a"}, {"preempt": "c"}, {"resume": "c"},
+            {"step": {"b": 2, "c": 2}},
+        ]  # fmt: skip
+        cells = build(write(path, events)).columns[1].cells
+
+        assert [cell.came_from for cell in cells] == [1, None]
+
     def test_name_used_again(self, path: Path) -> None:
         """A request that takes the name of an earlier one is another request."""
         once = [{"add": {"req_id": "a", "prompt_len": 2}}, {"step": {"a": 2}}, {"finish": "a"}]

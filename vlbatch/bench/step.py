@@ -14,6 +14,7 @@ from vlbatch.cache import EncoderCache
 from vlbatch.features import FeatureStore
 from vlbatch.integrations.fastdeploy.fields import declare_fields
 from vlbatch.items import Item
+from vlbatch.replay.audit import Auditor
 from vlbatch.step import VLBatch
 
 SIZES = (64, 256, 1024, 4096)
@@ -74,6 +75,7 @@ def run_step(num_reqs: int = 256, *, rounds: int = 200) -> dict[str, object]:
     """Time the parts of a steady decode step."""
     decode = Decode(num_reqs)
     order = decode.vl.batch.apply(decode.vl.batch.plan(decode.schedule))
+    auditor = Auditor(decode.vl, every=1)
     timings = measure(
         {
             "plan + apply, nothing to move": decode.plan_and_apply,
@@ -83,6 +85,8 @@ def run_step(num_reqs: int = 256, *, rounds: int = 200) -> dict[str, object]:
         },
         rounds=rounds,
     )
+    # apart: it reads so much memory that it would slow its neighbours
+    timings |= measure({"audit of everything": lambda _: auditor.audit()}, rounds=rounds // 10)
     return {"num_reqs": num_reqs, "timings": _json(timings)}
 
 
