@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,18 @@ def test_random_runs_replay(tmp_path: Path, seed: int) -> None:
 
         divergence = replay_file(tmp_path / "trace.jsonl").divergence
         assert divergence is None, f"seed {seed}, walk {walk}: {divergence}"
+
+
+def test_steps_in_flight_replay(tmp_path: Path, seed: int) -> None:
+    """Traces of runs that read outputs one or two steps later replay."""
+    for overlap in (1, 2):
+        for walk in range(8):
+            work = random_workload(np.random.default_rng([seed, overlap, walk]))
+            work.settings = replace(work.settings, overlap=overlap)
+            record(work, tmp_path / "trace.jsonl")
+
+            divergence = replay_file(tmp_path / "trace.jsonl").divergence
+            assert divergence is None, f"seed {seed}, {overlap}, walk {walk}: {divergence}"
 
 
 @pytest.mark.parametrize(

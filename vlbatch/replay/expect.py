@@ -125,7 +125,9 @@ class _Comparison:
         rows = [req_id for req_id in self._state.rows if req_id is not None]
         busy = rows if self._outcome.run is None else self._seen.order
         if expected not in (busy, rows):
-            self._diverge("order", expected, busy)
+            pairs = zip(expected, busy, strict=False)
+            first = next((right for said, right in pairs if said != right), None)
+            self._diverge("order", expected, busy, first)
 
     def _regions(self) -> None:
         """Requests by class; with two regions the rest may be counted as one."""

@@ -153,18 +153,22 @@ def _read_header(node: Node) -> Header:
 # -- events --------------------------------------------------------------------------------------
 def _read_event(node: Node) -> Event | None:
     """Read an event; a line with nothing but a note is none."""
-    given = node.record((*_EVENTS, "accept", "expect", "note"))
+    given = node.record((*_EVENTS, "accept", "in_flight", "expect", "note"))
     names = [name for name in given if name in _EVENTS]
     if not names and set(given) == {"note"}:
         return None
     if len(names) != 1:
         node.fail(f"got {list(given)}; expected one of {', '.join((*_EVENTS, 'expect', 'note'))}")
     event = _EVENTS[names[0]](given[names[0]])
-    if "accept" not in given:
-        return event
-    if not isinstance(event, Step):
-        given["accept"].fail("belongs to a step")
-    return replace(event, accept=given["accept"].members(Node.integer))
+    if "accept" in given:
+        if not isinstance(event, Step):
+            given["accept"].fail("belongs to a step")
+        event = replace(event, accept=given["accept"].members(Node.integer))
+    if "in_flight" in given:
+        if not isinstance(event, Confirm):
+            given["in_flight"].fail("belongs to a confirm")
+        event = replace(event, in_flight=given["in_flight"].members(Node.integer))
+    return event
 
 
 def _read_add(node: Node) -> Add:

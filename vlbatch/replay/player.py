@@ -172,18 +172,22 @@ class Player(Judge):
 
     def _confirm(self, event: sc.Confirm) -> Outcome:
         # What is to be refused goes first, so that a refused event changes nothing.
+        ahead = {r: event.in_flight.get(r, 0) for r in event.computed}
         reasons = {
-            r: self.world.oracle.refusals_of_confirm(r, n) for r, n in event.computed.items()
+            r: self.world.oracle.refusals_of_confirm(r, n, ahead[r])
+            for r, n in event.computed.items()
         }
         for req_id in sorted(event.computed, key=lambda r: not reasons[r]):
             count = event.computed[req_id]
             refused = self.attempt(
-                lambda r=req_id, n=count: self.world.vl.confirm(r, n),  # type: ignore[misc]
+                lambda r=req_id, n=count: self.world.vl.confirm(  # type: ignore[misc]
+                    r, n, in_flight=ahead[r]
+                ),
                 reasons[req_id],
             )
             if refused is not None:
                 return Outcome(refused=refused)
-            self.world.oracle.confirm(req_id, count)
+            self.world.oracle.confirm(req_id, count, ahead[req_id])
         return Outcome()
 
     def _leave(self, req_id: str) -> Outcome:

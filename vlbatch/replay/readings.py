@@ -35,6 +35,8 @@ Events
              no row in that step. {} only closes holes.
   accept     for a decode, 0 to drafts; else the step is refused.
   confirm    may name several requests; refused whole or not at all.
+             With "in_flight": {"A": 4} beside it, so many tokens of
+             later steps stay counted: no roll back.
   finish, abort
              of a request that left already: nothing happens; the file
              may also expect UnknownRequest.

@@ -71,9 +71,10 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """Computed tokens that are final."""
+    """Computed tokens that are final; ``in_flight`` tokens of later steps stay counted."""
 
     computed: Mapping[str, int]
+    in_flight: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,7 @@ def drafts_scheduled(lines: Sequence[EventLine]) -> int:
         elif isinstance(event, Resume):
             computed[event.req_id] = event.computed
         elif isinstance(event, Confirm):
-            computed.update(event.computed)
+            computed.update({r: n + event.in_flight.get(r, 0) for r, n in event.computed.items()})
         elif isinstance(event, Preempt) and event.req_id in prompts:
             prompts[event.req_id] = max(prompts[event.req_id], computed[event.req_id] + 1)
         elif isinstance(event, Step):

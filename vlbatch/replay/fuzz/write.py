@@ -56,7 +56,8 @@ def _event(event: Event) -> dict[str, object]:
         case Ask():
             return {"ask": dict(event.wanted)}
         case Confirm():
-            return {"confirm": dict(event.computed)}
+            confirm: dict[str, object] = {"confirm": dict(event.computed)}
+            return confirm | ({"in_flight": dict(event.in_flight)} if event.in_flight else {})
         case Leave():
             return {"finish": event.req_id}
         case Preempt():

@@ -71,9 +71,9 @@ class Oracle:
         """Names of the reasons to refuse a preemption."""
         return set() if self._is_live(req_id) else {"UnknownRequest"}
 
-    def refusals_of_confirm(self, req_id: str, computed: int) -> set[str]:
+    def refusals_of_confirm(self, req_id: str, computed: int, in_flight: int = 0) -> set[str]:
         """Names of the reasons to refuse a confirmation."""
-        return refusals.of_confirm(self.requests, req_id, computed)
+        return refusals.of_confirm(self.requests, req_id, computed, in_flight)
 
     def refusals_of_ask(self, wanted: Mapping[str, int]) -> set[str]:
         """Names of the reasons to refuse a question."""
@@ -182,11 +182,14 @@ class Oracle:
         request.live = True
         self.rows.enter(req_id)
 
-    def confirm(self, req_id: str, computed: int) -> None:
-        """Take tokens as final, or roll back to them."""
+    def confirm(self, req_id: str, computed: int, in_flight: int = 0) -> None:
+        """Take tokens as final, or roll back to them; those in flight count on, if they do."""
         request = self.requests[req_id]
         self.cache.clock += 1
-        request.computed = request.confirmed = computed
+        if computed + in_flight < request.computed:
+            in_flight = 0
+        request.computed = computed + in_flight
+        request.confirmed = computed
         self._release_passed(request)
 
     def _release_all(self, request: OracleRequest) -> None:

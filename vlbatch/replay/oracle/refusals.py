@@ -134,11 +134,13 @@ def of_accept(
     return set()
 
 
-def of_confirm(requests: Mapping[str, OracleRequest], req_id: str, computed: int) -> set[str]:
+def of_confirm(
+    requests: Mapping[str, OracleRequest], req_id: str, computed: int, in_flight: int
+) -> set[str]:
     """Reasons to refuse a confirmation."""
     request = requests.get(req_id)
     if request is None or not request.live:
         return {"UnknownRequest"}
-    if not request.confirmed <= computed <= request.computed:
+    if not request.confirmed <= computed <= request.computed - in_flight:
         return {"InvalidSchedule"}
     return set()

@@ -156,7 +156,7 @@ class _Builder:
                 self._ahead.resumed.append(self._numbers[event.req_id])
             case sc.Confirm():
                 for req_id, computed in event.computed.items():
-                    self._vl.confirm(req_id, computed)
+                    self._vl.confirm(req_id, computed, in_flight=event.in_flight.get(req_id, 0))
             case sc.Drop():
                 self._vl.features.cache.drop(event.key)
             case sc.Weights():
