@@ -33,6 +33,11 @@ class VlbatchError(Exception):
         self.setting = setting
 
 
+# -- settings ------------------------------------------------------------------------------------
+class InvalidSetting(VlbatchError):
+    """A setting of a constructor or a command is out of range, or contradicts another one."""
+
+
 # -- admission -----------------------------------------------------------------------------------
 class DuplicateRequest(VlbatchError):
     """A request with this id is already alive."""

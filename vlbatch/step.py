@@ -27,7 +27,7 @@ from vlbatch.cache import EntryKey, Features
 from vlbatch.errors import InvariantBroken, StaleOrder, VlbatchError
 from vlbatch.features import EncodeTask, EncodeWork, FeatureInputs, FeatureStore
 from vlbatch.items import IntArray, Item
-from vlbatch.order import BatchOrder, Scheduled
+from vlbatch.order import BatchOrder, OrderPolicy, Scheduled
 from vlbatch.positions import PositionStore, build_runs, family_of
 
 E = TypeVar("E")
@@ -261,8 +261,12 @@ class VLBatch(Generic[E]):
         self.features.rollback(step.work)
         step.open.clear()
 
-    def arrange(self, step: Step) -> BatchOrder:
+    def arrange(self, step: Step, *, policy: OrderPolicy | None = None) -> BatchOrder:
         """Move rows, once, into the order of the step. Requests that left since are not in it.
+
+        Args:
+            step: encoded.
+            policy: for this step, instead of the batch's.
 
         Raises:
             StaleOrder: something is still to be encoded.
@@ -272,7 +276,7 @@ class VLBatch(Generic[E]):
         live = step.scheduled
         if not self.batch.are_live(live):
             live = {r: n for r, n in live.items() if self.batch.is_live(r)}
-        return self.batch.apply(self.batch.plan(live))
+        return self.batch.apply(self.batch.plan(live, policy=policy))
 
     def gather(self, order: BatchOrder, *, shift: int = 0) -> FeatureInputs:
         """Features of the step and their tokens; see ``FeatureStore.gather``."""
@@ -297,8 +301,7 @@ class VLBatch(Generic[E]):
         self.batch.advance(order, accepted)
         if self.auto_confirm:
             self.batch.confirm_all()
-            for req_id in self.features.holding():
-                self.features.confirm(req_id, self.batch.computed_of(req_id))
+            self._release_confirmed()
 
     def confirm(self, req_id: str, computed: int, *, in_flight: int = 0) -> bool:
         """Take ``computed`` tokens as final, or roll back to them; releases items behind them.
@@ -318,6 +321,24 @@ class VLBatch(Generic[E]):
         rolled_back = self.batch.confirm(req_id, computed, in_flight=in_flight)
         self.features.confirm(req_id, computed)
         return rolled_back
+
+    def set_progress(self, prompt_lens: IntArray, computed: IntArray) -> None:
+        """Take the counts of an engine that keeps them itself; releases items behind them.
+
+        Args:
+            prompt_lens: ``[num_rows]`` row -> tokens of its prompt.
+            computed: ``[num_rows]`` row -> computed tokens.
+
+        Raises:
+            InvalidSchedule: see ``InputBatch.set_progress``.
+        """
+        self.batch.set_progress(prompt_lens, computed)
+        self._release_confirmed()
+
+    def _release_confirmed(self) -> None:
+        """Release the items behind what is computed and confirmed."""
+        for req_id in self.features.holding():
+            self.features.confirm(req_id, self.batch.computed_of(req_id))
 
     # -- whole -------------------------------------------------------------------------------
     def reset(self) -> None:

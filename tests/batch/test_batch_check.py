@@ -46,18 +46,19 @@ def corruptions(batch: InputBatch[Any]) -> dict[str, Corruption]:
     """Ways to break a batch behind its back, and what ``check`` has to say."""
     table, progress = batch._table, batch.progress
 
-    def put(array: Any, index: Any, value: int) -> Callable[[], object]:
+    def put(array: Any, index: Any, value: object) -> Callable[[], object]:
         return lambda: operator.setitem(array, index, value)
 
     return {
         "two requests in a slot": (lambda: table.slots.update(b=0), "a slot is shared"),
-        "swapped rows": (table.rows.reverse, "slot 0 says row 0"),
+        "another name": (put(table._req_ids, 0, "b"), "slot 0 says row 0 and request 'b'"),
+        "row not in use": (lambda: setattr(table, "num_rows", 1), "rows in use are 1"),
         "row without slot": (put(table.slot_of_row, 0, 3), "row 0 says slot 3"),
         "free but taken": (put(table.admission, 0, -1), "admission rank -1"),
         "lost request": (lambda: table.slots.pop("b"), r"1 requests, but rows \[0, 1\] have"),
         "ghost row": (put(table.slot_of_row, 3, 2), r"rows \[0, 1, 3\] have a slot"),
         "ghost slot": (put(table.row_of_slot, 2, 3), r"slots \[0, 1, 2\] a row"),
-        "taken by nobody": (put(table.admission, 3, 9), "2 requests, 2 occupied rows, 3 taken"),
+        "taken by nobody": (put(table.admission, 3, 9), "2 requests, 2 slots with a name, 3 taken"),
         "confirmed ahead": (put(progress.confirmed, 1, 7), "confirmed 7"),
         "beyond the model": (put(progress.computed, 0, 33), "computed 33"),
         "live and preempted": (put(batch._preempted, "a", 0), r"live and preempted .*'a'"),

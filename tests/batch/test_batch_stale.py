@@ -145,7 +145,7 @@ def test_sums_that_do_not_fit(backend: AnyBackend) -> None:
     with refused(batch, InvalidField, "sums of field 'sums' got integers"):
         batch.apply(batch.plan({"b": 1}))
     lengths[:] = [1] * 5
-    with refused(batch, InvalidField, "got 6 entries; it holds 5", setting="shape of 'sums'"):
+    with refused(batch, InvalidField, "got 5 entries; it holds 4", setting="shape of 'sums'"):
         batch.apply(batch.plan({"b": 1}))
     lengths[:] = [0.5, 1.0]  # type: ignore[list-item]  # wrong on purpose
     with refused(batch, InvalidField, "rebuild of field 'sums' got a value of dtype float64"):

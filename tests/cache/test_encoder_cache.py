@@ -15,7 +15,7 @@ from vlbatch.errors import (
     CacheFull,
     EntryInUse,
     FeatureRowsMismatch,
-    InvalidField,
+    InvalidSetting,
     InvariantBroken,
     VlbatchError,
 )
@@ -97,7 +97,7 @@ class TestBudget:
     )
     def test_no_budget_is_refused(self, settings: dict[str, int], named: str) -> None:
         """A cache that holds no row, or cannot tell how many, is a mistake of the settings."""
-        with pytest.raises(InvalidField) as caught:
+        with pytest.raises(InvalidSetting) as caught:
             EncoderCache(**settings)
         assert caught.value.setting == named
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from vlbatch.errors import InvalidField
+from vlbatch.cli.graphs import graphs_command
+from vlbatch.cli.graphs_report import padding_of, step_buffers, tile_bounds
+from vlbatch.errors import InvalidSetting
 from vlbatch.graphs import GraphConfig, TileShape
-from vlbatch.graphs.cli import graphs_command
-from vlbatch.graphs.report import padding_of, step_buffers, tile_bounds
 
 
 def call(tmp_path: Path, *options: object) -> tuple[dict[str, Any], str]:
@@ -103,7 +103,7 @@ def test_bad_lengths(tmp_path, text):
     lengths = tmp_path / "lengths.txt"
     lengths.write_text(text)
 
-    with pytest.raises(InvalidField, match="lengths"):
+    with pytest.raises(InvalidSetting, match="lengths"):
         call(tmp_path, "--max-num-seqs", 8, "--lengths", lengths)
 
 

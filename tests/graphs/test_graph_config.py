@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vlbatch import InputBatch, NumpyBackend
-from vlbatch.errors import InvalidField
+from vlbatch.errors import InvalidSetting
 from vlbatch.graphs import GraphConfig, GraphDispatcher, automatic_sizes, padded_size
 from vlbatch.order import BatchOrder
 
@@ -62,7 +62,7 @@ def test_tensor_parallel_filter() -> None:
 )
 def test_contradictions(settings: dict[str, object], names: str) -> None:
     """A contradiction is refused and both settings are named."""
-    with pytest.raises(InvalidField, match=names):
+    with pytest.raises(InvalidSetting, match=names):
         GraphConfig(**settings)  # type: ignore[arg-type]
 
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from vlbatch.errors import InvalidField
+from vlbatch.errors import InvalidSetting
 from vlbatch.graphs import TileShape, TileTables, max_query_tiles
 
 
@@ -148,5 +148,5 @@ def test_a_dummy_batch_is_no_bound(
 
 def test_lengths_must_fit_the_kernels() -> None:
     """A length that is no multiple of the KV block is refused with both settings."""
-    with pytest.raises(InvalidField, match="max_model_len, kv_block"):
+    with pytest.raises(InvalidSetting, match="max_model_len, kv_block"):
         TileShape(max_num_seqs=4, max_model_len=200, group=4)

@@ -13,7 +13,7 @@ import pytest
 from media_builders import encode, noise, png, raw_png
 from PIL import Image, ImageFile
 
-from vlbatch.errors import MediaError, MediaTooLarge
+from vlbatch.errors import InvalidSetting, MediaError, MediaTooLarge
 from vlbatch.media import MediaLimits, load_image
 
 FORMATS = ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM"]
@@ -136,7 +136,7 @@ def test_long_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("background", [(0, 0), (0, 0, 256), (-1, 0, 0), (0.5, 0, 0)])
 def test_background_must_be_a_colour(background: tuple[float, ...]) -> None:
     """A background that is no 8-bit RGB colour is refused, with or without alpha to show it."""
-    with pytest.raises(MediaError, match="background"):
+    with pytest.raises(InvalidSetting, match="background"):
         load_image(png(noise(2, 2, 3)), background=background)
 
 

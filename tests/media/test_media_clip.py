@@ -9,7 +9,7 @@ import pytest
 from media_builders import noise, png, raw_png
 from PIL import Image
 
-from vlbatch.errors import MediaError, MediaTooLarge, MissingDependency
+from vlbatch.errors import InvalidSetting, MediaError, MediaTooLarge, MissingDependency
 from vlbatch.media import Clip, MediaLimits, load_clip
 from vlbatch.media.clip import _natural_key
 
@@ -148,7 +148,7 @@ def test_frame_step_keeps_every_nth_frame() -> None:
 )
 def test_impossible_option_is_refused(options: dict[str, object], setting: str) -> None:
     """An option that means nothing is refused by name."""
-    with pytest.raises(MediaError) as caught:
+    with pytest.raises(InvalidSetting) as caught:
         load_clip([png(noise(4, 4, 3))], **options)
 
     assert caught.value.setting == setting

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from vlbatch.errors import MediaError, MediaTooLarge
+from vlbatch.errors import InvalidSetting, MediaError, MediaTooLarge
 from vlbatch.media import MediaLimits
 from vlbatch.media.limits import Origin
 
@@ -94,5 +94,5 @@ def test_num_items_is_limited_before_anything_is_loaded() -> None:
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "9"])
 def test_limit_must_be_a_positive_integer(value: object) -> None:
     """A limit that cannot limit is refused when it is made."""
-    with pytest.raises(MediaError, match="max_side"):
+    with pytest.raises(InvalidSetting, match="max_side"):
         MediaLimits(max_side=value)

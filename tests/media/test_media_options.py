@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vlbatch.errors import MediaError
+from vlbatch.errors import InvalidSetting, MediaError
 from vlbatch.media import ProcessorOptions, family_options, load_options
 
 QWEN = {
@@ -43,7 +43,7 @@ def write(folder: Path, config: object, name: str = "preprocessor_config.json") 
 )
 def test_impossible_option_is_refused(changes: dict, setting: str) -> None:
     """An option that no processor can work with is refused by name."""
-    with pytest.raises(MediaError) as caught:
+    with pytest.raises(InvalidSetting) as caught:
         replace(EXPECTED, **changes)
 
     assert caught.value.setting == setting
@@ -60,9 +60,9 @@ def test_equal_options_are_equal_bit_for_bit() -> None:
 
 def test_unknown_family_or_modality_is_refused() -> None:
     """A family or modality that is not known is named."""
-    with pytest.raises(MediaError, match="qwen9"):
+    with pytest.raises(InvalidSetting, match="qwen9"):
         family_options("qwen9", "image")
-    with pytest.raises(MediaError, match="audio"):
+    with pytest.raises(InvalidSetting, match="audio"):
         family_options("qwen2_vl", "audio")
 
 
@@ -140,7 +140,7 @@ def test_processor_type_names_the_family(
 @pytest.mark.parametrize("config", [{"image_processor_type": "MyImageProcessor"}, {}], ids=str)
 def test_unknown_processor_type_is_refused(tmp_path: Path, config: dict) -> None:
     """Defaults are never those of a guessed family."""
-    with pytest.raises(MediaError) as caught:
+    with pytest.raises(InvalidSetting) as caught:
         load_options(write(tmp_path, config), "image")
 
     assert caught.value.setting == "family"
@@ -177,7 +177,7 @@ def test_ernie_pairs_frames_after_its_tower(tmp_path: Path) -> None:
 )
 def test_bad_value_in_a_file_is_named(tmp_path: Path, changes: dict, setting: str) -> None:
     """A value of the wrong kind, or a step that is not taken, is refused by its key."""
-    with pytest.raises(MediaError) as caught:
+    with pytest.raises(InvalidSetting) as caught:
         load_options(write(tmp_path, {**QWEN, **changes}), "image")
 
     assert caught.value.setting == setting

@@ -157,12 +157,12 @@ def test_counts_reach_every_member() -> None:
 @pytest.mark.parametrize(
     ("outputs", "counts", "got"),
     [
-        (np.zeros(2), None, "outputs has 2 entries; this order has 3 rows with 3"),
+        (np.zeros(2), None, "outputs has 2 entries; the rows of this order have 3"),
         (np.zeros((4, 2)), None, "outputs has 4 entries"),
         ([], None, "outputs has 0 entries"),
         ({"ids": [1, 2, 3], "x": [1]}, None, r"outputs\['x'\] has 1 entries"),
         (SamplerOutput([1, 2, 3], [1, 2]), None, "outputs.selected_token_ranks has 2 entries"),
-        (np.zeros(5), [1, 2, 1], "outputs has 5 entries; this order has 3 rows with 4"),
+        (np.zeros(5), [1, 2, 1], "outputs has 5 entries; the rows of this order have 4"),
         (np.zeros(5), [3, 2], "counts has 2 entries; the order has 3 rows"),
         (np.zeros(5), ints([1, 1, 1, 2]), "counts has 4 entries"),
     ],

@@ -205,6 +205,25 @@ class TestAgainstNaiveRule:
         assert np.concatenate(chunks, axis=1).tolist() == expected
         assert runs.delta == expected[0][-1] - (total - 1)
 
+    @pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"1d"}))
+    def test_many_sizes(self, family: str) -> None:
+        """Images and videos of many sizes in one prompt, whole and cut, equal the naive rule."""
+        items = []
+        token = 3
+        for number in range(48):
+            grid = (1 if number % 3 else 2, 1 + 7 * number % 19, 1 + 5 * number % 23)
+            modality = "image" if number % 3 else "video"
+            items.append(image(token, grid, modality=modality, seconds_per_grid=0.7))
+            token = items[-1].stop + 11 * number % 29
+        expected = np.array(as_axes(naive_positions(family, items, token)))
+
+        runs = build_runs(family, items)
+
+        assert np.array_equal(runs.positions(0, token), expected)
+        for start in range(0, token, 509):
+            stop = min(start + 509, token)
+            assert np.array_equal(runs.positions(start, stop), expected[:, start:stop]), start
+
     def test_one_axis_ignores_items(self) -> None:
         """With one axis a token's position is its index, media or not."""
         runs = build_runs("1d", [image(2, (1, 2, 2)), image(8, (2, 2, 2), modality="video")])

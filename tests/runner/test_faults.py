@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from made_runs import make_item, make_prompt, make_workload, random_workload, run
 
-from vlbatch.errors import InvalidField
+from vlbatch.errors import InvalidSetting
 from vlbatch.features import FeatureInputs
 from vlbatch.features.gather import Segment
 from vlbatch.order import DECODE, PREFILL, BatchOrder
@@ -93,7 +93,7 @@ def test_without_an_occasion_nothing_happens():
 )
 def test_unknown_faults_are_refused(name):
     """A name that is no fault, or a field that never moves, is refused with the names there are."""
-    with pytest.raises(InvalidField, match=r"swap-features, .*drop-field:max_tokens") as caught:
+    with pytest.raises(InvalidSetting, match=r"swap-features, .*drop-field:max_tokens") as caught:
         make_faults(name, RunSettings())
 
     assert caught.value.setting == "inject"

@@ -15,8 +15,8 @@ from made_runs import (
     make_workload,
 )
 
-from vlbatch.graphs import PrefillGate
 from vlbatch.runner import Runner, StepInputs
+from vlbatch.runner.gate import PrefillGate
 
 
 class Recording(HashEngine):

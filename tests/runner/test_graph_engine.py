@@ -20,7 +20,7 @@ from made_runs import (
     run,
 )
 
-from vlbatch.errors import InvalidField, InvariantBroken, MissingDependency
+from vlbatch.errors import InvalidSetting, InvariantBroken, MissingDependency
 from vlbatch.graphs import GraphConfig
 from vlbatch.runner import GraphEngine, Runner, RunSettings, StepInputs, make_engine
 from vlbatch.runner.graph_engine import graph_config
@@ -247,7 +247,7 @@ def test_report():
 )  # fmt: skip
 def test_contradictions(settings, message, names):
     """Settings that contradict each other are refused, naming both."""
-    with pytest.raises(InvalidField, match=message) as caught:
+    with pytest.raises(InvalidSetting, match=message) as caught:
         RunSettings(**settings)
 
     assert caught.value.setting == names
@@ -255,9 +255,9 @@ def test_contradictions(settings, message, names):
 
 def test_engines_by_name(tmp_path):
     """An unknown engine, and graphs of an engine that has none, are refused."""
-    with pytest.raises(InvalidField, match=r"no engine 'x'.*paddle.*transformers"):
+    with pytest.raises(InvalidSetting, match=r"no engine 'x'.*paddle.*transformers"):
         make_engine("x", tmp_path, RunSettings())
-    with pytest.raises((InvalidField, MissingDependency), match="transformers engine"):
+    with pytest.raises((InvalidSetting, MissingDependency), match="transformers engine"):
         make_engine("paddle", tmp_path, RunSettings(graph="both", device="cuda"))
 
 

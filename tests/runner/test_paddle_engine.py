@@ -16,7 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from vlbatch.errors import FeatureRowsMismatch, InvalidField, InvalidItem, VlbatchError
+from vlbatch.errors import (
+    FeatureRowsMismatch,
+    InvalidField,
+    InvalidItem,
+    InvalidSetting,
+    VlbatchError,
+)
 from vlbatch.runner._quiet import quiet_libraries
 from vlbatch.runner.inputs import MediaPatches, StepInputs
 
@@ -477,7 +483,7 @@ class TestLoading:
         """A cache needs a block and a block needs a token."""
         from vlbatch.runner.paddle_engine import PaddleEngine
 
-        with pytest.raises(InvalidField, match="at least one of each"):
+        with pytest.raises(InvalidSetting, match="at least one of each"):
             PaddleEngine(MODEL, num_blocks=sizes[0], block_size=sizes[1])
 
 

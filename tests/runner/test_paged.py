@@ -9,7 +9,7 @@ import pytest
 
 from vlbatch.errors import InvalidField
 from vlbatch.runner.inputs import StepInputs
-from vlbatch.runner.paged import plan_attention
+from vlbatch.runner.paged import plan_attention, plan_tokens
 
 
 def make_inputs(
@@ -64,11 +64,9 @@ def test_plan_equals_a_loop_over_tokens(seed):
     width = 40 // block_size + 1
     tables = rng.permutation(num_reqs * width).reshape(num_reqs, width)
 
-    plan = plan_attention(
-        make_inputs(lengths.tolist(), computed.tolist(), tables.tolist()),
-        num_blocks=num_reqs * width,
-        block_size=block_size,
-    )
+    inputs = make_inputs(lengths.tolist(), computed.tolist(), tables.tolist())
+    plan = plan_attention(inputs, num_blocks=num_reqs * width, block_size=block_size)
+    by_token = plan_tokens(inputs, num_blocks=num_reqs * width, block_size=block_size, width=40)
 
     seen = {}
     for group in plan.groups:
@@ -82,8 +80,21 @@ def test_plan_equals_a_loop_over_tokens(seed):
                      for i in range(index + 1)]  # fmt: skip
             assert seen.pop(token) == slots, f"{seed=} {row=} {index=}"
             assert plan.kv_slots[token] == slots[-1], f"{seed=} {row=} {index=}"
+            padded = slots + [slots[-1]] * (40 - len(slots))
+            assert by_token.context[token].tolist() == padded, f"{seed=} {row=} {index=}"
+            assert by_token.visible[token].tolist() == [i <= index for i in range(40)]
+            assert by_token.kv_slots[token] == slots[-1]
             token += 1
     assert seen == {}
+
+
+def test_a_request_longer_than_the_width():
+    """A plan by token holds requests up to its width; a longer one is refused."""
+    inputs = make_inputs([1, 2], [0, 4], [[3, -1], [0, 1]])
+
+    plan_tokens(inputs, num_blocks=4, block_size=4, width=6)
+    with pytest.raises(InvalidField, match="computed: got a row of 6 tokens, expected at most 5"):
+        plan_tokens(inputs, num_blocks=4, block_size=4, width=5)
 
 
 def test_padding_stays_in_the_rows_own_context():

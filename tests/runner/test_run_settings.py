@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vlbatch.errors import InvalidField
+from vlbatch.errors import InvalidSetting
 from vlbatch.runner import RunSettings
 from vlbatch.runner.state import declare_fields, make_cache, moving_fields
 
@@ -18,7 +18,7 @@ COUNTS = [
 @pytest.mark.parametrize("value", [0, -1, 2**31])
 def test_counts_are_positive_int32(name, value):
     """Every count is at least one, and fits the int32 in which kernels count."""
-    with pytest.raises(InvalidField, match=f"got {value}; expected 1..2147483647") as caught:
+    with pytest.raises(InvalidSetting, match=f"got {value}; expected 1..2147483647") as caught:
         RunSettings(**{name: value})
 
     assert caught.value.setting == name
@@ -26,7 +26,7 @@ def test_counts_are_positive_int32(name, value):
 
 def test_a_step_has_a_token_for_every_decode():
     """A token budget below the number of rows is refused: full of decodes, it would starve one."""
-    with pytest.raises(InvalidField, match="room for 3 tokens, but up to 4 requests") as caught:
+    with pytest.raises(InvalidSetting, match="room for 3 tokens, but up to 4 requests") as caught:
         RunSettings(max_num_seqs=4, token_budget=3)
 
     assert caught.value.setting == "token_budget, max_num_seqs"
@@ -41,7 +41,7 @@ def test_the_cache_counts_whole_rows(cache_bytes, rows):
 @pytest.mark.parametrize("cache_bytes", [-5, 0, 63])
 def test_a_cache_without_a_row_is_refused(cache_bytes):
     """A cache that cannot hold one feature row names the run's own setting."""
-    with pytest.raises(InvalidField) as caught:
+    with pytest.raises(InvalidSetting) as caught:
         make_cache(RunSettings(cache_bytes=cache_bytes), 16)
 
     assert caught.value.setting == "cache_bytes"

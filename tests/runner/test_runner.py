@@ -286,9 +286,9 @@ class TestCounters:
         plans = []
 
         class Recording(RunCounters):
-            def count(self, plan):
+            def count(self, plan, features):
                 plans.append(plan)
-                super().count(plan)
+                super().count(plan, features)
 
         runner = Runner(work.engine(), MadePrompts(work.prompts), work.settings)
         runner.counters = Recording()

@@ -42,14 +42,18 @@ def compute(vl, scheduled):
 class TestBudgets:
     def test_chunk_and_token_budget(self):
         """No chunk is longer than ``chunk``; all together are not longer than ``token_budget``."""
-        scheduler, _ = make_scheduler(chunk=5, token_budget=12, max_num_seqs=4)
+        scheduler, vl = make_scheduler(chunk=5, token_budget=12, max_num_seqs=4)
         for req_id in "abcd":
             submit(scheduler, req_id, 9)
 
         scheduled, _ = scheduler.schedule()
+        waiting = [job.req_id for job in scheduler.waiting]
+        compute(vl, scheduled)
+        then, _ = scheduler.schedule()
 
         assert scheduled == {"a": 5, "b": 5, "c": 2}
-        assert [job.req_id for job in scheduler.waiting] == ["d"]
+        assert waiting == ["d"]
+        assert then == {"a": 4, "b": 4, "c": 4}
 
     def test_rows(self):
         """No more requests run than there are rows; the next one in line takes the first free."""
@@ -88,6 +92,31 @@ class TestBudgets:
         scheduled, _ = scheduler.schedule()
 
         assert scheduled == {"a": 7, "b": 2}
+
+    def test_tokens_that_the_encoder_denies_go_to_the_next_in_line(self):
+        """What an item leaves of the token budget admits one more request in the same step."""
+        scheduler, _ = make_scheduler(encode_rows=4, chunk=6, token_budget=12)
+        submit(scheduler, "a", 1, make_item("x", (1, 2, 2)), 1)
+        submit(scheduler, "b", 2, make_item("y", (1, 2, 2)))
+        submit(scheduler, "c", 9)
+
+        scheduled, _ = scheduler.schedule()
+
+        assert scheduled == {"a": 6, "b": 2, "c": 4}
+
+    def test_one_question_for_all_that_run(self, monkeypatch):
+        """The batch is asked once a step for all that run, and once for all newcomers."""
+        scheduler, vl = make_scheduler(chunk=4, max_num_seqs=6)
+        asked, ask = [], vl.ask
+        monkeypatch.setattr(vl, "ask", lambda wanted: asked.append(list(wanted)) or ask(wanted))
+        for req_id in "abcd":
+            submit(scheduler, req_id, 9)
+
+        compute(vl, scheduler.schedule()[0])
+        submit(scheduler, "e", 9)
+        scheduler.schedule()
+
+        assert [names for names in asked if names] == [list("abcd"), list("abcd"), list("abcde")]
 
     def test_no_one_loses_a_cached_item_that_was_promised(self):
         """A request whose hit would cost an earlier one its own waits for the next step.

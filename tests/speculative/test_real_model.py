@@ -10,7 +10,7 @@ import pytest
 from hash_engine import HashEngine
 from model_engines import FIXTURES, MODEL, make_test_engine
 
-from vlbatch.errors import InvalidField
+from vlbatch.errors import InvalidSetting
 from vlbatch.runner import (
     Drafter,
     PromptBuilder,
@@ -162,7 +162,7 @@ def test_fewer_steps(run_it: RunIt) -> None:
 def test_an_engine_without_hidden_states(prompts: PromptBuilder) -> None:
     """An engine that gives no hidden states can have no draft head; it is refused by name."""
     settings = RunSettings(speculative="mtp")
-    with pytest.raises(InvalidField, match="HashEngine can have no draft head") as caught:
+    with pytest.raises(InvalidSetting, match="HashEngine can have no draft head") as caught:
         make_drafter(settings, HashEngine(4, 4), prompts, MODEL)
 
     assert caught.value.setting == "speculative"

@@ -23,7 +23,7 @@ from made_runs import (
     run,
 )
 
-from vlbatch.errors import InvalidField
+from vlbatch.errors import InvalidSetting
 from vlbatch.runner import Drafter, Prompt, Runner, RunSettings, StepInputs
 from vlbatch.runner.alone import answer_alone
 from vlbatch.runner.drafting import NgramDrafter
@@ -341,7 +341,7 @@ def test_ngram_drafter() -> None:
 )
 def test_bad_settings(settings: dict[str, Any], setting: str) -> None:
     """Settings out of range are refused by name."""
-    with pytest.raises(InvalidField) as caught:
+    with pytest.raises(InvalidSetting) as caught:
         RunSettings(**settings)
 
     assert caught.value.setting == setting

@@ -65,7 +65,7 @@ class HostOperations:
         """Look every row number up; what is out of range becomes -1."""
         padded = np.full(len(table) + 2, -1, dtype=array.dtype)
         padded[1:-1] = table  # so that what is out of range, clipped, finds a -1
-        array[...] = padded.take(array.astype(np.int64) + 1, mode="clip")
+        padded.take(np.add(array, 1, dtype=np.int64), mode="clip", out=array)
 
     def address(self, array: HostArray) -> int:
         """First byte of the array."""

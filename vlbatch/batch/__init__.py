@@ -6,7 +6,8 @@ Never: decides an order by itself (``vlbatch.order`` does), or holds features.
 """
 
 from vlbatch.batch.followers import RequestFollower
-from vlbatch.batch.input_batch import BatchPlan, BatchSnapshot, InputBatch
+from vlbatch.batch.input_batch import InputBatch
+from vlbatch.batch.plan import BatchPlan, BatchSnapshot
 from vlbatch.batch.progress import Progress
 from vlbatch.batch.proposer import DraftField, ProposerInputBatch, copied, own, shared
 

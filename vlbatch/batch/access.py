@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from vlbatch.backends.dtypes import convert
+from vlbatch.backends.dtypes import HostArray, convert
 from vlbatch.batch.rows import RowTable
 from vlbatch.errors import InvalidField
 from vlbatch.fields import FieldMemory, FieldRegistry, FieldStorage, Kind
@@ -34,7 +35,18 @@ class FieldAccess(Mapping[str, E], Generic[E]):
         return self._home(name).arrays[name]
 
     def __setitem__(self, name: str, value: object) -> None:
-        self._home(name).write_whole(name, value)
+        self.prepare(name, value)()
+
+    def prepare(self, name: str, value: object) -> Callable[[], None]:
+        """Check ``batch[name] = value``; returns what does it. Changes nothing.
+
+        Raises:
+            UnknownField: not declared.
+            InvalidField: a host or ragged field; another shape or dtype.
+        """
+        self.registry.find(name)
+        home = self._home(name)
+        return partial(home.write_whole, name, home.convert_whole(name, value))
 
     def __iter__(self) -> Iterator[str]:
         return (name for name, field in self.registry.items() if field.kind is not Kind.HOST)
@@ -53,6 +65,17 @@ class FieldAccess(Mapping[str, E], Generic[E]):
     def registry(self) -> FieldRegistry:
         """The declared fields."""
         return self._storage.registry
+
+    def to_host(self, name: str) -> HostArray:
+        """Copy of a whole array field, in host memory; waits for a device.
+
+        Raises:
+            UnknownField: not declared.
+            InvalidField: a host field.
+        """
+        if self.registry[name].kind is Kind.HOST:
+            raise InvalidField(f"field {name!r} holds Python objects: use objects({name!r})")
+        return self._home(name).read_whole(name)
 
     def objects(self, name: str) -> list[object]:
         """The list behind a host field, indexed by row or slot; do not change its length.

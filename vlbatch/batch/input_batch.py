@@ -16,9 +16,9 @@ from typing import Any, Generic, TypeVar, get_args
 import numpy as np
 
 from vlbatch.backends.base import Backend
-from vlbatch.backends.dtypes import HostArray
 from vlbatch.batch.access import FieldAccess
 from vlbatch.batch.followers import Followers
+from vlbatch.batch.plan import BatchPlan, BatchSnapshot
 from vlbatch.batch.progress import Progress
 from vlbatch.batch.rows import RowTable
 from vlbatch.errors import (
@@ -38,55 +38,37 @@ from vlbatch.order import (
     Follower,
     IntArray,
     OrderPolicy,
-    RowMoves,
     Scheduled,
     place_rows,
+    stay_rows,
+    swap_rows,
     vacate_rows,
 )
 
 E = TypeVar("E")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BatchPlan:
-    """What ``apply`` will do; valid until the batch changes.
-
-    Attributes:
-        order: the order of the step.
-        moves: how rows get there.
-        rows: new row -> req_id, idle requests included.
-        version: state of the batch that it was made for.
-    """
-
-    order: BatchOrder
-    moves: RowMoves
-    rows: tuple[str, ...]
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class BatchSnapshot:
-    """Host copies of everything at one moment; for comparisons, audits and reports.
-
-    Attributes:
-        rows: row -> req_id, ``None`` for a hole.
-        slots: req_id -> slot.
-        progress: req_id -> ``(prompt_len, computed, confirmed)``.
-        values: req_id -> field -> value of the per-request fields.
-        whole: field -> array of the others.
-    """
-
-    rows: tuple[str | None, ...]
-    slots: dict[str, int]
-    progress: dict[str, tuple[int, int, int]]
-    values: dict[str, dict[str, object]]
-    whole: dict[str, HostArray]
-
-
 @dataclass(frozen=True, slots=True)
 class _Preempted:
     num_tokens: int
     values: dict[str, object]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Asked:
+    """A schedule as arrays.
+
+    Attributes:
+        slots: by request, in the order of the schedule.
+        counts: tokens, by request.
+        tokens: int64 ``[capacity]``, tokens by slot, 0 where nothing is scheduled.
+        fewest: smallest of ``counts``.
+    """
+
+    slots: IntArray
+    counts: tuple[int, ...]
+    tokens: IntArray
+    fewest: int
 
 
 class InputBatch(FieldAccess[E], Generic[E]):
@@ -144,6 +126,9 @@ class InputBatch(FieldAccess[E], Generic[E]):
         self._num_steps = 0
         self._order: BatchOrder | None = None  # the latest, until it is counted
         self._order_admission: IntArray = np.zeros(0, dtype=np.int64)  # its row -> rank
+        self._asked: _Asked | None = None
+        self._latest: BatchPlan | None = None  # that was applied
+        self._latest_changes = 0  # ``num_changes`` of the table then
 
     # -- requests ----------------------------------------------------------------------------
     @property
@@ -164,7 +149,7 @@ class InputBatch(FieldAccess[E], Generic[E]):
     @property
     def rows(self) -> tuple[str | None, ...]:
         """Row -> request, ``None`` for a hole that the next ``apply`` closes."""
-        return tuple(self._table.rows)
+        return self._table.rows
 
     def slot_of(self, req_id: str) -> int:
         """Slot of a live request; raises ``UnknownRequest``."""
@@ -212,8 +197,9 @@ class InputBatch(FieldAccess[E], Generic[E]):
 
     def remaining_of(self, req_id: str) -> int:
         """Most tokens that a live request can be scheduled for; raises ``UnknownRequest``."""
-        slots = np.array([self._table.slot_of(req_id)])
-        return int(self._limit(slots)[0])
+        slot = self._table.slot_of(req_id)
+        most = self.progress.most(slice(slot, slot + 1), self.num_drafts, self.max_model_len)
+        return int(most[0] - self.progress.computed[slot])
 
     def known_tokens_of(self, req_id: str) -> int:
         """Tokens with a known id: the prompt, or all computed ones and the sampled one.
@@ -322,7 +308,7 @@ class InputBatch(FieldAccess[E], Generic[E]):
 
     def _clear_rows(self, start: int, stop: int) -> None:
         """Leave nothing of departed requests in any row: a newcomer may take it at once."""
-        moves = vacate_rows(start, stop, len(self._table.rows))
+        moves = vacate_rows(start, stop, self._table.num_rows)
         self._storage.move(moves)
         self._followers.follow(moves)
 
@@ -370,73 +356,114 @@ class InputBatch(FieldAccess[E], Generic[E]):
         return slot
 
     # -- a step ------------------------------------------------------------------------------
-    def check_schedule(self, scheduled: Scheduled) -> tuple[IntArray, IntArray]:
+    def check_schedule(self, scheduled: Scheduled) -> None:
         """Refuse a schedule that ``plan`` would refuse; changes nothing.
-
-        Returns:
-            Slots and tokens in the order of ``scheduled``.
 
         Raises:
             InvalidSchedule: an unknown request, or tokens outside 1 .. what remains.
         """
+        self._check(scheduled, self._read(scheduled))
+
+    def _check(self, scheduled: Scheduled, asked: _Asked) -> None:
+        computed = self.progress.computed
+        most = self.progress.most(slice(None), self.num_drafts, self.max_model_len)
+        if asked.fewest < 1 or np.count_nonzero(computed + asked.tokens > most):
+            self._refuse(scheduled, most - computed)
+
+    def _read(self, scheduled: Scheduled) -> _Asked:
+        """Tokens by slot; kept while the same is asked for, as in steps that only decode."""
         try:
             slots = self._table.slots_of(scheduled)
         except KeyError as error:
             raise InvalidSchedule("is not in the batch", req_id=error.args[0]) from None
-        tokens = np.fromiter(scheduled.values(), np.int64, len(scheduled))
-        limit = self._limit(slots)
-        bad = (tokens < 1) | (tokens > limit)
-        if bad.any():
-            i = int(np.argmax(bad))
-            raise InvalidSchedule(
-                f"got {tokens[i]} tokens; expected 1..{limit[i]}"
-                f" ({self.progress.computed[slots[i]]} of a prompt of"
-                f" {self.progress.prompt_len[slots[i]]} are computed, {self.num_drafts} drafts a"
-                f" decode, max_model_len {self.max_model_len})",
-                req_id=list(scheduled)[i],
-            )
-        return slots, tokens
+        counts = tuple(scheduled.values())
+        if self._asked is None or self._asked.slots is not slots or self._asked.counts != counts:
+            tokens = np.zeros(self.capacity, dtype=np.int64)
+            tokens[slots] = counts
+            tokens.flags.writeable = False
+            self._asked = _Asked(slots, counts, tokens, min(counts, default=1))
+        return self._asked
 
-    def _limit(self, slots: IntArray) -> IntArray:
-        room = self.max_model_len - self.progress.computed[slots]
-        return np.minimum(self.progress.remaining(slots, self.num_drafts), room)
+    def _refuse(self, scheduled: Scheduled, most: IntArray) -> None:
+        for req_id, tokens in scheduled.items():
+            slot = self._table.slots[req_id]
+            if not 1 <= tokens <= most[slot]:
+                raise InvalidSchedule(
+                    f"got {tokens} tokens; expected 1..{most[slot]}"
+                    f" ({self.progress.computed[slot]} of a prompt of"
+                    f" {self.progress.prompt_len[slot]} are computed, {self.num_drafts} drafts a"
+                    f" decode, max_model_len {self.max_model_len})",
+                    req_id=req_id,
+                )
 
-    def plan(self, scheduled: Scheduled) -> BatchPlan:
+    def plan(self, scheduled: Scheduled, *, policy: OrderPolicy | None = None) -> BatchPlan:
         """Decide the next order: close holes and split regions in one go. Changes nothing.
 
         Args:
             scheduled: req_id -> tokens; live requests that are not in it keep their slot and get
                 a row behind the others.
+            policy: for this step, instead of the batch's.
 
         Raises:
             InvalidSchedule: see ``check_schedule``.
         """
-        scheduled_slots, tokens = self.check_schedule(scheduled)
-        tokens_of_slot = np.zeros(self.capacity, dtype=np.int64)
-        tokens_of_slot[scheduled_slots] = tokens
+        asked = self._read(scheduled)
+        policy = policy or self.policy
+        plan = self._repeat(asked, policy)
+        if plan is None:
+            self._check(scheduled, asked)
+            plan = self._arrange(asked, policy)
+        return plan
 
-        slots = self._table.slot_of_row[: len(self._table.rows)]
-        classes = np.where(tokens_of_slot[slots] > 0, self.progress.classes(slots), IDLE)
-        classes[slots < 0] = HOLE
+    def _arrange(self, asked: _Asked, policy: OrderPolicy) -> BatchPlan:
+        """Place every row, and say what is in it then."""
+        table, progress, num_reqs = self._table, self.progress, len(asked.counts)
+        classes = progress.classes()
+        if num_reqs < len(table.slots):
+            classes[asked.tokens == 0] = IDLE
+        old_slots = table.slot_of_row[: table.num_rows]
+        old_classes = classes.take(old_slots)
+        if table.has_holes:
+            old_classes[old_slots < 0] = HOLE
         moves = place_rows(
-            classes, self._table.newcomer_rank(slots), policy=self.policy, stable=self.stable
+            old_classes, table.newcomer_rank(old_slots), policy=policy, stable=self.stable
         )
-        num = len(scheduled)
-        rows = self._table.rows_after(moves)
-        slots = _moved(slots, moves)[:num]
+        all_slots = table.slots_after(moves)
+        slots = all_slots[:num_reqs]
         order = BatchOrder(
             batch_id=self.batch_id,
             step=self._num_steps,
-            policy=self.policy,
-            req_ids=rows[:num],
-            idle=rows[num:],
+            policy=policy,
+            req_ids=table.req_ids_of(slots),
+            idle=table.req_ids_of(all_slots[num_reqs:]),
             slots=slots,
-            prompt_lens=self.progress.prompt_len[slots],
-            computed=self.progress.computed[slots],
-            scheduled=tokens_of_slot[slots],
-            classes=_moved(classes, moves)[:num],
+            prompt_lens=progress.prompt_len.take(slots),
+            computed=progress.computed.take(slots),
+            scheduled=asked.tokens.take(slots),
+            classes=classes.take(slots),
         )
-        return BatchPlan(order, moves, rows, self._version)
+        return BatchPlan(order, moves, asked.tokens, self._version)
+
+    def _repeat(self, asked: _Asked, policy: OrderPolicy) -> BatchPlan | None:
+        """Plan the latest order again, further on, where that is right: steady decode.
+
+        The same requests, in the same rows as then, decode as many tokens as then, and those fit.
+        """
+        latest = self._latest
+        if latest is None or latest.tokens_of_slot is not asked.tokens:
+            return None
+        order = latest.order
+        if order.policy != policy or order.regions.decode < order.num_reqs:
+            return None
+        if self._latest_changes != self._table.num_changes:
+            return None
+        computed = self.progress.computed.take(order.slots)
+        too_long = computed + order.scheduled > self.max_model_len
+        if np.count_nonzero(too_long | (computed < order.prompt_lens)):
+            return None
+        moves = latest.moves if latest.moves.is_identity else stay_rows(self._table.num_rows)
+        order = order.further(self._num_steps, computed)
+        return BatchPlan(order, moves, asked.tokens, self._version)
 
     def apply(self, plan: BatchPlan) -> BatchOrder:
         """Move every row-resident field and every follower, once; write the derived fields.
@@ -449,17 +476,37 @@ class InputBatch(FieldAccess[E], Generic[E]):
         order, moves = plan.order, plan.moves
         if order.batch_id != self.batch_id or plan.version != self._version:
             raise StaleOrder("the plan was made for another batch or for an earlier state of it")
-        derived = self._storage.derive(order)
+        derived = self._storage.derived.derive(order)
         followers_derived = self._followers.derive(order)
         self._storage.move(moves)
-        self._storage.write_derived(derived)
-        self._table.move(moves, plan.rows)
+        self._storage.derived.write(derived)
+        self._table.move(moves)
+        self._table.settle()
+        self._latest, self._latest_changes = plan, self._table.num_changes
         self._order = order
         self._order_admission = self._table.admission[order.slots]
         self._num_steps += 1
         self._version += 1
         self._followers.follow(moves, followers_derived)
         return order
+
+    def swap_rows(self, first: int, second: int) -> None:
+        """Exchange two rows by hand, holes too, in every field and follower; kept until a plan.
+
+        Raises:
+            UnknownRequest: a row past the last that is in use; nothing was changed.
+        """
+        num_rows = self._table.num_rows
+        for row in (first, second):
+            if not 0 <= row < num_rows:
+                raise UnknownRequest(f"row {row} is not in use; expected 0..{num_rows - 1}")
+        if first == second:
+            return
+        moves = swap_rows(first, second, self._table.slot_of_row[:num_rows] < 0)
+        self._storage.move(moves)
+        self._table.move(moves)
+        self._followers.follow(moves)
+        self._version += 1
 
     def register_follower(self, follower: Follower) -> None:
         """Let a table in row order follow from these rows on.
@@ -489,6 +536,32 @@ class InputBatch(FieldAccess[E], Generic[E]):
         self._order = None
         self._version += 1
 
+    def set_progress(self, prompt_lens: IntArray, computed: IntArray) -> None:
+        """Take the counts of an engine that keeps them itself, as final, for every row.
+
+        Args:
+            prompt_lens: ``[num_rows]`` row -> tokens of its prompt; holes are skipped.
+            computed: ``[num_rows]`` row -> computed tokens; fewer than before is a roll back.
+
+        Raises:
+            InvalidSchedule: out of range; names the first such request, nothing was changed.
+        """
+        slots = self._table.slot_of_row[: self._table.num_rows]
+        taken = slots >= 0
+        slots, prompt_lens, computed = slots[taken], prompt_lens[taken], computed[taken]
+        bad = (prompt_lens < 1) | (computed < 0)
+        bad |= np.maximum(prompt_lens, computed) > self.max_model_len
+        if np.count_nonzero(bad):
+            row = int(np.argmax(bad))
+            raise InvalidSchedule(
+                f"has {computed[row]} computed tokens and a prompt of {prompt_lens[row]}; expected"
+                f" 0..{self.max_model_len} and 1..{self.max_model_len}",
+                req_id=self._table.req_ids_of(slots)[row],
+            )
+        self.progress.start(slots, prompt_lens, computed)
+        self._latest = None
+        self._version += 1
+
     def confirm(self, req_id: str, computed: int, *, in_flight: int = 0) -> bool:
         """Take computed tokens as final, or roll back to them; see ``Progress.confirm``."""
         slot = self._table.slot_of(req_id)
@@ -506,7 +579,7 @@ class InputBatch(FieldAccess[E], Generic[E]):
 
         Addresses stay valid; orders and plans made before are stale.
         """
-        self._clear_rows(0, len(self._table.rows))
+        self._clear_rows(0, self._table.num_rows)
         self._storage.reset()
         self._table.clear()
         self._preempted.clear()
@@ -556,10 +629,3 @@ def _check_settings(capacity: int, max_model_len: int, num_drafts: int, policy: 
         raise InvalidField(
             f"got {policy!r}; expected one of {get_args(OrderPolicy)}", setting="policy"
         )
-
-
-def _moved(by_row: IntArray, moves: RowMoves) -> IntArray:
-    """A copy of an array by old row, by new row."""
-    moved = by_row.copy()
-    moved[moves.destinations] = by_row[moves.sources]
-    return moved

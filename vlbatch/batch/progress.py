@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from vlbatch.errors import InvalidSchedule, InvariantBroken, StaleOrder
 from vlbatch.order.batch_order import BatchOrder
-from vlbatch.order.moves import DECODE, EXTEND, PREFILL, IntArray
+from vlbatch.order.moves import DECODE, IntArray
 
 
 class Progress:
@@ -30,11 +30,13 @@ class Progress:
         self.computed: IntArray = np.zeros(capacity, dtype=np.int64)
         self.confirmed: IntArray = np.zeros(capacity, dtype=np.int64)
 
-    def start(self, slot: int, prompt_len: int, computed: int) -> None:
-        """Set a new or resumed request's counts."""
-        self.prompt_len[slot] = prompt_len
-        self.computed[slot] = computed
-        self.confirmed[slot] = computed
+    def start(
+        self, slots: int | IntArray, prompt_len: int | IntArray, computed: int | IntArray
+    ) -> None:
+        """Set the counts of new or resumed requests, or of all by an engine's own count."""
+        self.prompt_len[slots] = prompt_len
+        self.computed[slots] = computed
+        self.confirmed[slots] = computed
 
     def counts(self, slot: int) -> tuple[int, int, int]:
         """Prompt length, computed and confirmed tokens of one slot."""
@@ -45,17 +47,23 @@ class Progress:
         prompt_len, computed, _ = self.counts(slot)
         return prompt_len if computed < prompt_len else computed + 1
 
-    def classes(self, slots: IntArray) -> IntArray:
-        """Class of each slot, from progress alone; int64 ``[len(slots)]``."""
-        computed = self.computed[slots]
-        in_prompt = computed < self.prompt_len[slots]
-        started = np.where(computed > 0, EXTEND, PREFILL)
-        return np.where(in_prompt, started, DECODE)
+    def classes(self) -> npt.NDArray[np.int8]:
+        """Class of each slot, from progress alone; int8 ``[capacity]``."""
+        in_prompt = self.computed < self.prompt_len
+        # DECODE, EXTEND, PREFILL are 0, 1, 2: in its prompt, and at the start of it
+        classes: npt.NDArray[np.int8] = in_prompt.astype(np.int8) + (
+            in_prompt & (self.computed == 0)
+        )
+        return classes
 
-    def remaining(self, slots: IntArray, num_drafts: int) -> IntArray:
-        """Most tokens each slot can be scheduled for: the prompt's rest, or 1 + drafts."""
-        rest = self.prompt_len[slots] - self.computed[slots]
-        return np.where(rest > 0, rest, 1 + num_drafts)
+    def most(self, slots: IntArray | slice, num_drafts: int, max_model_len: int) -> IntArray:
+        """Most tokens that each slot can have computed after one more step, by slot asked for.
+
+        They are those of its prompt, or 1 + drafts more than now, within ``max_model_len``.
+        """
+        computed, prompt_len = self.computed[slots], self.prompt_len[slots]
+        decoded = np.minimum(computed + (1 + num_drafts), max_model_len)
+        return np.where(computed < prompt_len, prompt_len, decoded)
 
     def advance(
         self, order: BatchOrder, alive: npt.NDArray[np.bool_], accepted: Mapping[str, int]

@@ -191,9 +191,9 @@ class ProposerInputBatch(FieldAccess[E], Generic[E]):
         self._declined.discard(req_id)
 
     # -- what the target tells ---------------------------------------------------------------
-    def derive(self, order: BatchOrder) -> dict[str, HostArray]:
-        """Compute the derived fields of the target's next order; see ``FieldStorage.derive``."""
-        return self._storage.derive(order)
+    def derive(self, order: BatchOrder) -> list[HostArray]:
+        """Compute the derived fields of the target's next order; see ``DerivedFields``."""
+        return self._storage.derived.derive(order)
 
     def follow(self, moves: RowMoves) -> None:
         """Apply the target's moves."""
@@ -201,7 +201,7 @@ class ProposerInputBatch(FieldAccess[E], Generic[E]):
 
     def write_derived(self, values: object) -> None:
         """Write what ``derive`` computed."""
-        self._storage.write_derived(cast("dict[str, HostArray]", values))
+        self._storage.derived.write(cast("list[HostArray]", values))
 
     def on_add(self, req_id: str, values: Mapping[str, object]) -> None:
         """Take a new or resumed request in, unless it is not to be a member."""

@@ -5,18 +5,35 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+from vlbatch.errors import MissingDependency
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from vlbatch.bench.harness import Outcome
 
 NAMES = ("reorder", "step", "sizes", "features", "positions", "identity", "cache")
 
 
 @click.command("bench")
 @click.argument("name", type=click.Choice([*NAMES, "all"]), default="all")
-@click.option("--num-reqs", type=click.IntRange(1), default=256, show_default=True)
+@click.option(
+    "--num-reqs",
+    type=click.IntRange(1),
+    default=256,
+    show_default=True,
+    help="Of reorder and step.",
+)
+@click.option("--peer", type=click.Choice(["vllm"]), help="Time its own batch too, in reorder.")
 @click.option("--device", is_flag=True, help="Measure the CUDA device instead of the host.")
 @click.option("--json", "json_out", type=click.Path(dir_okay=False, path_type=Path))
-def bench_command(name: str, num_reqs: int, device: bool, json_out: Path | None) -> None:
+def bench_command(
+    name: str, num_reqs: int, peer: str | None, device: bool, json_out: Path | None
+) -> None:
     """Time the batch state, and the methods of other engines beside it, in interleaved rounds.
 
     NAME: reorder (plan and apply against pairwise swaps, cycle swaps, sort and gather,
@@ -27,31 +44,49 @@ def bench_command(name: str, num_reqs: int, device: bool, json_out: Path | None)
 
     from vlbatch.bench.harness import machine
 
+    if json_out is not None and not json_out.parent.is_dir():
+        raise click.BadParameter(f"{json_out.parent} is not a folder.", param_hint="--json")
+    if peer is not None and name not in ("reorder", "all"):
+        raise click.UsageError(f"--peer is for reorder or all, not {name}.")
     if device:
-        from vlbatch.bench.device import main as device_main
-
-        device_main("cuda", json_out)
+        if (name, num_reqs, peer) != ("all", 256, None):
+            raise click.UsageError("--device measures one set: no NAME, --num-reqs or --peer.")
+        _report_device(json_out)
         return
-    console = Console()
-    outcome: dict[str, object] = {"machine": machine()}
-    console.print("  ".join(f"{k} {v}" for k, v in machine().items()), highlight=False)
-    runs = _runs(num_reqs)
-    wanted = NAMES if name == "all" else (name,)
-    for each in wanted:
-        result = runs[each]()
-        outcome[each] = result
-        _print_table(console, each, result)
+    console = Console(highlight=False)
+    about = machine()
+    console.print("  ".join(f"{key} {value}" for key, value in about.items()))
+    runs = _runs(num_reqs, peer)
+    outcomes: dict[str, dict[str, object]] = {}
+    for each in NAMES if name == "all" else (name,):
+        outcome = runs[each]()
+        outcomes[each] = outcome.as_json()
+        _print(console, each, outcome)
     if json_out is not None:
-        data = outcome if name == "all" else {**_mapping(outcome[name]), "machine": machine()}
-        json_out.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        found = outcomes if name == "all" else outcomes[name]
+        json_out.write_text(
+            json.dumps({"machine": about, **found}, indent=1) + "\n", encoding="utf-8"
+        )
 
 
-def _runs(num_reqs: int) -> dict[str, Callable[[], Mapping[str, object]]]:
+def _report_device(json_out: Path | None) -> None:
+    try:
+        from vlbatch.bench.device import report_device
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("vlbatch"):
+            raise
+        raise MissingDependency(
+            f"--device needs {error.name!r}; install vlbatch[torch,cuda]"
+        ) from error
+    report_device("cuda", json_out)
+
+
+def _runs(num_reqs: int, peer: str | None) -> dict[str, Callable[[], Outcome]]:
     from vlbatch.bench import media, step
     from vlbatch.bench.reorder import run_reorder
 
     return {
-        "reorder": lambda: run_reorder(num_reqs),
+        "reorder": lambda: run_reorder(num_reqs, peer=peer),
         "step": lambda: step.run_step(num_reqs),
         "sizes": step.run_sizes,
         "features": media.run_features,
@@ -61,38 +96,26 @@ def _runs(num_reqs: int) -> dict[str, Callable[[], Mapping[str, object]]]:
     }
 
 
-def _print_table(console: object, name: str, result: Mapping[str, object]) -> None:
-    from rich.console import Console
+def _print(console: Console, name: str, outcome: Outcome) -> None:
+    """A table of times, then a line a fact."""
     from rich.table import Table
 
-    assert isinstance(console, Console)  # noqa: S101 (imported lazily)
     table = Table(title=name, title_justify="left", box=None, header_style="bold")
     table.add_column("what")
     for column in ("median", "minimum", "rounds"):
         table.add_column(column, justify="right")
-    for what, timing in _mapping(result["timings"]).items():
-        values = _mapping(timing)
-        table.add_row(
-            what, _time(values["median_us"]), _time(values["min_us"]), f"{values['rounds']}"
-        )
+    for what, timing in outcome.timings.items():
+        table.add_row(what, _time(timing.median), _time(timing.minimum), str(timing.rounds))
     console.print(table)
-    for key, value in result.items():
-        if key == "timings":
-            continue
-        console.print(f"{key}: {_plain(value)}", highlight=False)
+    for key, value in outcome.facts.items():
+        console.print(f"{key}: {_plain(value)}")
 
 
-def _mapping(value: object) -> Mapping[str, object]:
-    assert isinstance(value, Mapping)  # noqa: S101 (this module's own data)
-    return value
-
-
-def _time(value: object) -> str:
-    micros = float(str(value))
-    return f"{micros / 1000:.2f} ms" if micros >= 1000 else f"{micros:.1f} us"
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
 
 
 def _plain(value: object) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{k} {_plain(v)}" for k, v in value.items())
+        return ", ".join(f"{key} {_plain(found)}" for key, found in value.items())
     return f"{value:.3g}" if isinstance(value, float) else str(value)

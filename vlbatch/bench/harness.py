@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import statistics
@@ -9,8 +10,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import numpy as np
+
+_SLOW_SECONDS = 0.02
+_QUICK_SECONDS = 0.001
+_QUICK_CALLS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,37 +27,64 @@ class Timing:
     minimum: float
     rounds: int
 
+    def as_json(self) -> dict[str, float]:
+        """Microseconds, for tables and files."""
+        return {
+            "median_us": self.median * 1e6,
+            "min_us": self.minimum * 1e6,
+            "rounds": self.rounds,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one bench found.
+
+    Attributes:
+        timings: method -> its wall time.
+        facts: the rest, plain data: ratios, sizes, whether results are equal.
+    """
+
+    timings: dict[str, Timing]
+    facts: dict[str, object]
+
+    def as_json(self) -> dict[str, object]:
+        """Plain data: the facts, and ``timings`` in microseconds."""
+        timings = {name: timing.as_json() for name, timing in self.timings.items()}
+        return {**self.facts, "timings": timings}
+
 
 def measure(
-    methods: Mapping[str, Callable[[int], object]],
-    *,
-    rounds: int = 60,
-    warmup: int = 5,
-    min_seconds: float = 0.0,
+    methods: Mapping[str, Callable[[int], object]], *, rounds: int = 60, warmup: int = 5
 ) -> dict[str, Timing]:
     """Time methods in interleaved rounds.
 
+    In a round each method is called once untimed, since it finds the processor's caches full of
+    what the methods before it left, and then timed: a quick one several times.
+
     Args:
-        methods: name -> function of the round number; a method slower than 20 ms runs in a fifth
-            of the rounds.
-        rounds: at least this many, after ``warmup``.
+        methods: name -> function of the number of its call; a method that never took less than
+            20 ms runs in a fifth of the rounds and without the untimed call.
+        rounds: timed ones, after ``warmup``.
         warmup: untimed rounds.
-        min_seconds: go on until this much wall time has passed.
     """
     samples: dict[str, list[float]] = {name: [] for name in methods}
-    start = time.perf_counter()
-    number = 0
-    while number < warmup + rounds or time.perf_counter() - start < min_seconds:
+    best: dict[str, float] = {}
+    numbers = {name: itertools.count() for name in methods}
+    for number in range(-warmup, rounds):
         for name, method in methods.items():
-            slow = samples[name] and statistics.median(samples[name]) > 0.02
+            slow = best.get(name, 0.0) > _SLOW_SECONDS
             if slow and number % 5:
                 continue
-            begin = time.perf_counter()
-            method(number)
-            elapsed = time.perf_counter() - begin
-            if number >= warmup or not samples[name]:
-                samples[name].append(elapsed)
-        number += 1
+            if not slow:
+                method(next(numbers[name]))
+            for _ in range(1 if best.get(name, 1.0) > _QUICK_SECONDS else _QUICK_CALLS):
+                begin = time.perf_counter()
+                method(next(numbers[name]))
+                elapsed = time.perf_counter() - begin
+                best[name] = min(elapsed, best.get(name, elapsed))
+                if number >= 0:
+                    samples[name].append(elapsed)
     return {
         name: Timing(statistics.median(taken), min(taken), len(taken))
         for name, taken in samples.items()
@@ -68,20 +101,18 @@ def machine() -> dict[str, str]:
         "numpy": np.__version__,
         **{
             name: found
-            for name in ("vlbatch", "paddlepaddle", "torch", "transformers")
+            for name in ("vlbatch", "paddlepaddle", "torch", "transformers", "vllm")
             if (found := _version(name))
         },
     }
 
 
 def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    except OSError:
-        return platform.processor()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
     return platform.processor()
 
 

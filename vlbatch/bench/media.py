@@ -8,8 +8,7 @@ import numpy as np
 
 from vlbatch.backends import NumpyBackend
 from vlbatch.batch import InputBatch
-from vlbatch.bench.harness import Timing, measure
-from vlbatch.bench.reorder import as_json
+from vlbatch.bench.harness import Outcome, measure
 from vlbatch.cache import EncoderCache
 from vlbatch.features import FeatureStore
 from vlbatch.items import Item
@@ -28,7 +27,7 @@ def long_prompt() -> list[Item]:
     return [Item(f"i{n}", "image", n * SPACING + 4, rows, GRID) for n in range(NUM_IMAGES)]
 
 
-def run_positions(*, rounds: int = 60) -> dict[str, object]:
+def run_positions(*, rounds: int = 60) -> Outcome:
     """Build and expand the positions of a 32k prompt with 64 images; also by transformers."""
     items = long_prompt()
     methods = {
@@ -43,15 +42,15 @@ def run_positions(*, rounds: int = 60) -> dict[str, object]:
         methods["transformers get_rope_index"] = lambda _: reference.positions()
     timings = measure(methods, rounds=rounds)
     runs = build_runs("qwen2_vl", items)
-    result: dict[str, object] = {"timings": _json(timings), "run_bytes": runs.nbytes}
+    facts: dict[str, object] = {"run_bytes": runs.nbytes}
     if reference is not None:
-        result["equal"] = bool(np.array_equal(reference.positions(), runs.positions(0, PROMPT_LEN)))
+        facts["equal"] = bool(np.array_equal(reference.positions(), runs.positions(0, PROMPT_LEN)))
         theirs = timings["transformers get_rope_index"].median
-        result["ratio"] = theirs / timings["build runs, expand all"].median
-    return result
+        facts["ratio"] = theirs / timings["build runs, expand all"].median
+    return Outcome(timings, facts)
 
 
-def run_identity(*, rounds: int = 20) -> dict[str, object]:
+def run_identity(*, rounds: int = 20) -> Outcome:
     """Bytes of pixels a second on one core."""
     pixels = np.random.default_rng(0).integers(0, 256, (4096, 4096, 3), dtype=np.uint8)
     options = family_options("qwen2_vl", "image")
@@ -59,14 +58,12 @@ def run_identity(*, rounds: int = 20) -> dict[str, object]:
     def key(_: int) -> None:
         identity_key(pixels, modality="image", options=options, model="bench")
 
-    timing = measure({"identity": key}, rounds=rounds)["identity"]
-    return {
-        "timings": _json({"48 MiB of pixels": timing}),
-        "bytes_per_second": pixels.nbytes / timing.median,
-    }
+    timings = measure({"48 MiB of pixels": key}, rounds=rounds)
+    per_second = pixels.nbytes / timings["48 MiB of pixels"].median
+    return Outcome(timings, {"bytes_per_second": per_second})
 
 
-def run_features(*, rounds: int = 60) -> dict[str, object]:
+def run_features(*, rounds: int = 60) -> Outcome:
     """Gather a prefill step with 64 images into an embedding buffer on the host."""
     hidden, rows = 1024, 256
     store = FeatureStore(EncoderCache(max_rows=NUM_IMAGES * rows))
@@ -97,10 +94,10 @@ def run_features(*, rounds: int = 60) -> dict[str, object]:
         },
         rounds=rounds,
     )
-    return {"timings": _json(timings)}
+    return Outcome(timings, {})
 
 
-def run_cache(*, rounds: int = 60) -> dict[str, object]:
+def run_cache(*, rounds: int = 60) -> Outcome:
     """Plan, reserve, commit and release: 64 hits, and 64 encodes that evict."""
     features = (np.zeros((16, 8), dtype=np.float32),)
 
@@ -121,8 +118,4 @@ def run_cache(*, rounds: int = 60) -> dict[str, object]:
         },
         rounds=rounds,
     )
-    return {"timings": _json(timings)}
-
-
-def _json(timings: dict[str, Timing]) -> dict[str, dict[str, float]]:
-    return {name: as_json(timing) for name, timing in timings.items()}
+    return Outcome(timings, {})

@@ -10,19 +10,14 @@ import numpy as np
 
 from vlbatch.backends import make_backend
 from vlbatch.batch import InputBatch
-from vlbatch.bench.harness import Timing, measure
+from vlbatch.bench.harness import Outcome, Timing, measure
 from vlbatch.bench.peers import CycleSwaps, IndexSelect, PairwiseSwaps, RowMethod, SortGather
 from vlbatch.bench.workload import PROMPT_LEN, Workload
 from vlbatch.integrations.fastdeploy.fields import declare_fields
 
 NUM_REQS = 256
 
-PEERS = {
-    "fastdeploy": "pairwise swaps with clones",
-    "v1": "cycle swaps over numpy rows",
-    "v2": "sort and index gathers",
-    "index_select": "one index_select a field",
-}
+PEERS = ("fastdeploy", "v1", "v2", "index_select", "vllm")
 
 
 class Ours:
@@ -46,7 +41,7 @@ class Ours:
         self.batch.apply(self.batch.plan(self._schedule))
 
     def step(self, decode: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
-        """Plan and apply; progress is set by hand, outside the timed part of the peers too."""
+        """Set progress by hand, then plan and apply."""
         # slot == number: requests were admitted in order and none left
         np.copyto(self.batch.progress.computed, np.where(decode, PROMPT_LEN, PROMPT_LEN - 1))
         self.batch.apply(self.batch.plan(self._schedule))
@@ -57,13 +52,25 @@ class Ours:
         return [int(str(req_id)[1:]) for req_id in self.batch.rows]
 
 
-def methods(work: Workload) -> dict[str, RowMethod]:
-    """Every method that this machine can run, ours first."""
+def methods(work: Workload, peer: str | None = None) -> dict[str, RowMethod]:
+    """Every method that this machine can run, ours first.
+
+    Args:
+        work: what they are timed on.
+        peer: ``vllm`` for its own batch as well.
+
+    Raises:
+        MissingDependency: the peer is not installed, or not in a version that fits.
+    """
     found: dict[str, RowMethod] = {
         "vlbatch": Ours(work),
         "v1": CycleSwaps(work),
         "v2": SortGather(work),
     }
+    if peer == "vllm":
+        from vlbatch.bench.peer_vllm import VllmBatch
+
+        found["vllm"] = VllmBatch(work)
     for library, (make, select) in _tensor_libraries().items():
         found[f"fastdeploy {library}"] = PairwiseSwaps(work, make)
         found[f"index_select {library}"] = IndexSelect(work, make, select)
@@ -87,29 +94,26 @@ def _tensor_libraries() -> dict[str, tuple[Callable[[Any], Any], Callable[[Any, 
     return libraries
 
 
-def run_reorder(num_reqs: int = NUM_REQS, *, rounds: int = 100) -> dict[str, object]:
+def run_reorder(num_reqs: int = NUM_REQS, *, rounds: int = 100, peer: str | None = None) -> Outcome:
     """Time every method and check that each put decodes first.
 
     Returns:
-        Plain data: ``timings`` and ``ratios``, the peer's median over ours.
+        Timings, and ``ratios``: the peer's median over ours.
+
+    Raises:
+        MissingDependency: see ``methods``.
+        AssertionError: a method left a prefill before a decode.
     """
     work = Workload.make(num_reqs)
-    found = methods(work)
-    timings = measure(
-        {
-            name: lambda number, method=method: method.step(work.classes(number))  # type: ignore[misc]  # loop variable bound early
-            for name, method in found.items()
-        },
-        rounds=rounds,
-    )
+    found = methods(work, peer)
+    timings = measure({name: _on(work, method) for name, method in found.items()}, rounds=rounds)
     for name, method in found.items():
         _check_order(name, method, work)
-    ours = timings["vlbatch"].median
-    return {
-        "num_reqs": num_reqs,
-        "timings": {name: as_json(timing) for name, timing in timings.items()},
-        "ratios": _ratios(timings, ours),
-    }
+    return Outcome(timings, {"num_reqs": num_reqs, "ratios": _ratios(timings)})
+
+
+def _on(work: Workload, method: RowMethod) -> Callable[[int], None]:
+    return lambda number: method.step(work.classes(number))
 
 
 def _check_order(name: str, method: RowMethod, work: Workload) -> None:
@@ -121,20 +125,11 @@ def _check_order(name: str, method: RowMethod, work: Workload) -> None:
         raise AssertionError(f"{name} did not put decodes first: {method.rows}")
 
 
-def _ratios(timings: dict[str, Timing], ours: float) -> dict[str, float]:
+def _ratios(timings: dict[str, Timing]) -> dict[str, float]:
     """Peer's median over ours; of a method in several libraries, its fastest."""
     ratios = {}
     for peer in PEERS:
         medians = [t.median for name, t in timings.items() if name.split()[0] == peer]
         if medians:
-            ratios[peer] = min(medians) / ours
+            ratios[peer] = min(medians) / timings["vlbatch"].median
     return ratios
-
-
-def as_json(timing: Timing) -> dict[str, float]:
-    """Microseconds, for tables and files."""
-    return {
-        "median_us": timing.median * 1e6,
-        "min_us": timing.minimum * 1e6,
-        "rounds": timing.rounds,
-    }

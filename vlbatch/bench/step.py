@@ -7,8 +7,7 @@ import numpy as np
 from vlbatch.backends import NumpyBackend
 from vlbatch.backends.dtypes import HostArray
 from vlbatch.batch import InputBatch
-from vlbatch.bench.harness import Timing, measure
-from vlbatch.bench.reorder import as_json
+from vlbatch.bench.harness import Outcome, measure
 from vlbatch.bench.workload import Workload
 from vlbatch.cache import EncoderCache
 from vlbatch.features import FeatureStore
@@ -71,7 +70,7 @@ class Decode:
         progress.confirmed -= 1
 
 
-def run_step(num_reqs: int = 256, *, rounds: int = 200) -> dict[str, object]:
+def run_step(num_reqs: int = 256, *, rounds: int = 200) -> Outcome:
     """Time the parts of a steady decode step."""
     decode = Decode(num_reqs)
     order = decode.vl.batch.apply(decode.vl.batch.plan(decode.schedule))
@@ -87,20 +86,16 @@ def run_step(num_reqs: int = 256, *, rounds: int = 200) -> dict[str, object]:
     )
     # apart: it reads so much memory that it would slow its neighbours
     timings |= measure({"audit of everything": lambda _: auditor.audit()}, rounds=rounds // 10)
-    return {"num_reqs": num_reqs, "timings": _json(timings)}
+    return Outcome(timings, {"num_reqs": num_reqs})
 
 
-def run_sizes(*, rounds: int = 100) -> dict[str, object]:
+def run_sizes(*, rounds: int = 100) -> Outcome:
     """Cost of a whole decode step against the number of requests."""
     decodes = {n: Decode(n) for n in SIZES}
     timings = measure({str(n): decode.whole for n, decode in decodes.items()}, rounds=rounds)
     per_row = {n: timings[str(n)].median / n for n in SIZES}
-    return {
-        "timings": _json(timings),
+    facts: dict[str, object] = {
         "per_row_us": {str(n): cost * 1e6 for n, cost in per_row.items()},
         "per_row_4096_over_256": per_row[4096] / per_row[256],
     }
-
-
-def _json(timings: dict[str, Timing]) -> dict[str, dict[str, float]]:
-    return {name: as_json(timing) for name, timing in timings.items()}
+    return Outcome(timings, facts)

@@ -5,15 +5,9 @@ Never: lets a reserved entry look like a ready one, knows a row or a chunk, or e
 referenced.
 """
 
-from vlbatch.cache.encoder_cache import (
-    CacheCounters,
-    CacheUsage,
-    EncoderCache,
-    EntryKey,
-    Features,
-    Ledger,
-    Reference,
-)
+from vlbatch.cache.encoder_cache import CacheCounters, CacheUsage, EncoderCache
+from vlbatch.cache.keys import EntryKey, Features, Reference
+from vlbatch.cache.ledger import Ledger
 
 __all__ = [
     "CacheCounters",

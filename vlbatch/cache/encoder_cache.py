@@ -12,42 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import blake3
 
+from vlbatch.cache.keys import EntryKey, Features, Reference
+from vlbatch.cache.ledger import Ledger
 from vlbatch.errors import (
     CacheFull,
     EntryInUse,
     FeatureRowsMismatch,
-    InvalidField,
+    InvalidSetting,
     InvariantBroken,
 )
-
-
-class EntryKey(NamedTuple):
-    """What features depend on.
-
-    Attributes:
-        content: identity of pixels, shape, mode, processor options and model.
-        epoch: weight epoch that encoded it.
-        adapter: adapter active in the encoder, ``""`` for none.
-    """
-
-    content: str
-    epoch: int = 0
-    adapter: str = ""
-
-
-class Reference(NamedTuple):
-    """One occurrence of an item."""
-
-    req_id: str
-    item: int
-
-
-Features: TypeAlias = tuple[object, ...]
-"""One array ``[rows, hidden]`` a level; opaque here."""
 
 
 @dataclass(slots=True)
@@ -84,7 +61,7 @@ class EncoderCache:
         row_bytes: bytes of one feature row over all levels; needed with ``max_bytes``.
 
     Raises:
-        InvalidField: no budget at all, a budget below 1, or bytes without ``row_bytes``.
+        InvalidSetting: no budget at all, a budget below 1, or bytes without ``row_bytes``.
     """
 
     def __init__(
@@ -93,10 +70,10 @@ class EncoderCache:
         limits = [] if max_rows is None else [max_rows]
         if max_bytes is not None:
             if row_bytes < 1:
-                raise InvalidField("max_bytes needs row_bytes >= 1", setting="row_bytes")
+                raise InvalidSetting("max_bytes needs row_bytes >= 1", setting="row_bytes")
             limits.append(max_bytes // row_bytes)
         if not limits or min(limits) < 1:
-            raise InvalidField(
+            raise InvalidSetting(
                 f"got max_rows {max_rows}, max_bytes {max_bytes}; expected a budget of at least"
                 " one feature row",
                 setting="max_rows, max_bytes",
@@ -200,9 +177,7 @@ class EncoderCache:
                 stays reserved.
             InvariantBroken: the key is not reserved.
         """
-        entry = self._entries.get(key)
-        if entry is None or entry.features is not None:
-            raise InvariantBroken(f"{key} is committed but not reserved", req_id=req_id)
+        entry = self._reserved(key, "committed", req_id)
         delivered = [_num_rows(level) for level in features]
         if not delivered or any(rows != entry.rows for rows in delivered):
             raise FeatureRowsMismatch(
@@ -221,10 +196,14 @@ class EncoderCache:
         Raises:
             InvariantBroken: the key is not reserved.
         """
+        self._reserved(key, "rolled back")
+        self._remove(key)
+
+    def _reserved(self, key: EntryKey, what: str, req_id: str | None = None) -> _Entry:
         entry = self._entries.get(key)
         if entry is None or entry.features is not None:
-            raise InvariantBroken(f"{key} is rolled back but not reserved")
-        self._remove(key)
+            raise InvariantBroken(f"{key} is {what} but not reserved", req_id=req_id)
+        return entry
 
     # -- references --------------------------------------------------------------------------
     def reference(self, key: EntryKey, reference: Reference) -> None:
@@ -363,75 +342,6 @@ class EncoderCache:
             raise InvariantBroken(f"evictable but absent: {self._idle.keys() - self._entries}")
         if self._freed.keys() & self._entries:
             raise InvariantBroken(f"present and freed: {self._freed.keys() & self._entries}")
-
-
-class Ledger:
-    """What the cache would look like, for deciding what fits; changes no cache.
-
-    Attributes:
-        setting: the cache's budget, for messages.
-        free_rows: rows neither held nor taken.
-        evicted: entries that would have to go, in order.
-        taken: entries that would be reserved: key -> rows.
-        shed: references that would be dropped.
-    """
-
-    def __init__(self, cache: EncoderCache, idle: dict[EntryKey, int], free_rows: int) -> None:
-        self._cache = cache
-        self._idle = idle  # first to go first
-        self._pinned: set[EntryKey] = set()
-        self.setting = cache.setting
-        self.free_rows = free_rows
-        self.evicted: list[EntryKey] = []
-        self.taken: dict[EntryKey, int] = {}
-        self.shed: dict[Reference, EntryKey] = {}
-
-    def copy(self) -> Ledger:
-        """A ledger to decide further on, without a trace in this one."""
-        twin = Ledger(self._cache, self._idle.copy(), self.free_rows)
-        twin._pinned = self._pinned.copy()
-        twin.evicted = self.evicted.copy()
-        twin.taken = self.taken.copy()
-        twin.shed = self.shed.copy()
-        return twin
-
-    def rows_of(self, key: EntryKey) -> int | None:
-        """Rows of an entry that is, or would be, present."""
-        if key in self.taken:
-            return self.taken[key]
-        return None if key in self.evicted else self._cache.rows_of(key)
-
-    def is_pending(self, key: EntryKey) -> bool:
-        """Whether the entry is reserved already, by a step that is not encoded yet."""
-        present = key not in self.taken and self.rows_of(key) is not None
-        return present and not self._cache.is_ready(key)
-
-    def pin(self, key: EntryKey) -> None:
-        """Keep a present entry from being evicted by later decisions."""
-        self._pinned.add(key)
-        self._idle.pop(key, None)
-
-    def can_take(self, rows: int) -> bool:
-        """Whether this many rows are free or can be evicted."""
-        return rows <= self.free_rows + sum(self._idle.values())
-
-    def take(self, key: EntryKey, rows: int) -> None:
-        """Decide to reserve an entry, evicting what is needed; only after ``can_take``."""
-        while self.free_rows < rows:
-            victim = next(iter(self._idle))
-            self.free_rows += self._idle.pop(victim)
-            self.evicted.append(victim)
-        self.free_rows -= rows
-        self.taken[key] = rows
-
-    def drop_reference(self, key: EntryKey, reference: Reference) -> None:
-        """Decide to drop a reference, unless the entry is pinned; with the last it can go."""
-        if key in self._pinned or reference in self.shed:
-            return
-        self.shed[reference] = key
-        rows = self._cache.rows_of(key)
-        if rows and self._cache.is_ready(key) and self._cache.references(key) <= self.shed.keys():
-            self._idle[key] = rows
 
 
 def _num_rows(level: object) -> int:

@@ -13,9 +13,9 @@ import click
 
 from vlbatch import __version__
 from vlbatch.bench.cli import bench_command
+from vlbatch.cli.graphs import graphs_command
 from vlbatch.cli.run import run_command
 from vlbatch.errors import VlbatchError
-from vlbatch.graphs.cli import graphs_command
 from vlbatch.replay.cli import replay_command
 from vlbatch.replay.fuzz.cli import fuzz_command
 from vlbatch.replay.timeline_cli import timeline_command

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from vlbatch.errors import InvalidField
+from vlbatch.errors import InvalidSetting
 from vlbatch.runner import (
     ENGINES,
     FAULTS,
@@ -188,13 +188,13 @@ def run_command(
     with progress_bar(len(jobs)) as on_step:
         results = runner.run(jobs, on_step=on_step)
     if inject is not None and not faults.happened:
-        raise InvalidField(f"fault {inject} had no occasion in this run", setting="inject")
+        raise InvalidSetting(f"fault {inject} had no occasion in this run", setting="inject")
     verified: list[str] | None = None
     mismatches: list[Mismatch] = []
     if verify:
         verified, mismatches = compare(results, make_answerer(model_engine, prompts, settings))
         if inject is not None and not mismatches:
-            raise InvalidField(
+            raise InvalidSetting(
                 f"fault {inject} left no trace: what it broke was computed anew",
                 setting="inject",
             )
@@ -208,5 +208,5 @@ def run_command(
 
 def _to_bytes(megabytes: float) -> int:
     if not math.isfinite(megabytes):
-        raise InvalidField(f"got {megabytes} MB; expected a number", setting="cache_mb")
+        raise InvalidSetting(f"got {megabytes} MB; expected a number", setting="cache_mb")
     return int(megabytes * 1e6)

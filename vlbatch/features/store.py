@@ -97,6 +97,11 @@ class FeatureStore:
         """Tokens past a chunk that a drafter reads."""
         return self._limits.lookahead
 
+    @property
+    def limits(self) -> Limits:
+        """Encode budget, look-ahead and chunking rule, as given."""
+        return self._limits
+
     # -- requests ----------------------------------------------------------------------------
     def check_add(
         self, req_id: str, items: Sequence[Item], prompt_len: int

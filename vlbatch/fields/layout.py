@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 
@@ -46,9 +46,10 @@ class StorageLayout(Generic[S]):
     """The outcome; ``groups`` cover every per-request array but the ragged ones."""
 
     arrays: dict[str, S] = field(default_factory=dict)
-    flat: dict[str, S] = field(default_factory=dict)  # ragged fields as one axis
+    flat: dict[str, S] = field(default_factory=dict)  # two axes as one: ragged, ``Field.flat``
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     groups: list[Group[S]] = field(default_factory=list)
+    row_valued: list[tuple[S, np.dtype[Any]]] = field(default_factory=list)
 
 
 def lay_out(
@@ -131,6 +132,8 @@ def _add_arena(out: StorageLayout[S], fields: list[Field], capacity: int, num_dr
     for f in fields:
         default[f.name] = f.default_value
         out.arrays[f.name] = cast("S", records[f.name])
+        if f.kind is Kind.ROW_VALUED:
+            out.row_valued.append((out.arrays[f.name], f.stored_dtype))
     raw = np.dtype((np.void, record.itemsize))  # whole records move as bytes, not field by field
     out.groups.append(Group(cast("S", records.view(raw)), 0, default.view(raw), "rows"))
 
@@ -149,8 +152,7 @@ def _add_block(
     """
     clusters: dict[object, list[Field]] = defaultdict(list)
     for f in fields:
-        alike = (f.residency, f.row_elements(num_drafts)) if _is_grouped(f) else f.name
-        clusters[alike].append(f)
+        clusters[_alike(f, out.shapes[f.name], num_drafts)].append(f)
     unit = max(_ALIGNMENT // fields[0].stored_dtype.itemsize, 1)
     starts: list[int] = []
     size = 0
@@ -161,6 +163,13 @@ def _add_block(
     block = backend.allocate(size, dtype)
     for start, members in zip(starts, clusters.values(), strict=True):
         _place_cluster(out, block, start, members, num_drafts, backend)
+
+
+def _alike(f: Field, shape: tuple[int, ...], num_drafts: int) -> object:
+    """Key of the fields of a dtype that one operation serves."""
+    if _is_grouped(f):
+        return f.residency, f.row_elements(num_drafts)
+    return shape if f.whole else f.name
 
 
 def _place_cluster(
@@ -176,6 +185,10 @@ def _place_cluster(
     size = prod(shape)
     for i, f in enumerate(members):
         out.arrays[f.name] = backend.view(block, start + i * size, out.shapes[f.name])
+        if f.flat:
+            out.flat[f.name] = backend.view(
+                block, start + i * size, (shape[0] * shape[1], *f.shape)
+            )
     if first.kind is Kind.RAGGED:
         out.flat[first.name] = backend.view(block, start, (size,))
     elif _is_grouped(first):
@@ -183,3 +196,9 @@ def _place_cluster(
         view = backend.view(block, start, (len(members), shape[0], elements))
         defaults = np.array([f.default_value for f in members]).reshape(-1, 1, 1)
         out.groups.append(Group(view, 1, defaults, first.residency))
+        out.row_valued += [
+            (out.arrays[f.name], f.stored_dtype) for f in members if f.kind is Kind.ROW_VALUED
+        ]
+    elif first.whole:
+        view = backend.view(block, start, (len(members) * size,))
+        out.row_valued.append((view, first.stored_dtype))

@@ -42,7 +42,6 @@ class Kind(Enum):
 
 
 PER_REQUEST = frozenset({Kind.ROW, Kind.RAGGED, Kind.PER_DRAFT, Kind.HOST, Kind.ROW_VALUED})
-DERIVED = frozenset({Kind.CUMULATIVE, Kind.PACKED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +63,8 @@ class Field:
             what the backend prefers.
         on_preempt: whether a preempted request finds its value again when it resumes.
         rebuild: ``BatchOrder`` -> values, for the derived kinds.
+        flat: a ``PER_DRAFT`` field whose array shows ``[capacity * (num_drafts + 1), *shape]``, one
+            axis for requests and drafts.
         whole: a ``ROW_VALUED`` field that is one list of row numbers for the batch, not one value
             a request: its entries stay in place and are remapped.
     """
@@ -78,6 +79,7 @@ class Field:
     on_preempt: OnPreempt = "keep"
     rebuild: Rebuild | None = None
     whole: bool = False
+    flat: bool = False
 
     def __post_init__(self) -> None:
         """Refuse contradictions at the declaration."""
@@ -172,9 +174,16 @@ def per_draft(
     residency: Residency = "rows",
     layout: Layout = "auto",
     on_preempt: OnPreempt = "keep",
+    flat: bool = False,
 ) -> Field:
-    """Declare ``num_drafts + 1`` rows of ``shape`` per request, moved as one group."""
-    return Field(name, Kind.PER_DRAFT, shape, dtype, default, residency, layout, on_preempt)
+    """Declare ``num_drafts + 1`` rows of ``shape`` per request, moved as one group.
+
+    ``flat`` shows them as kernels over flattened drafts want them; see ``Field``.
+    """
+    layout = "contiguous" if flat else layout
+    return Field(
+        name, Kind.PER_DRAFT, shape, dtype, default, residency, layout, on_preempt, flat=flat
+    )
 
 
 def host(

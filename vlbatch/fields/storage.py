@@ -21,9 +21,9 @@ from vlbatch.backends.base import Backend
 from vlbatch.backends.dtypes import HostArray, convert
 from vlbatch.backends.mover import RaggedRows, RowArrays
 from vlbatch.errors import InvalidField, InvariantBroken
+from vlbatch.fields.derived import DerivedFields
 from vlbatch.fields.layout import lay_out
-from vlbatch.fields.spec import DERIVED, Field, FieldRegistry, Kind
-from vlbatch.order.batch_order import BatchOrder
+from vlbatch.fields.spec import Field, FieldRegistry, Kind
 from vlbatch.order.moves import IntArray, RowMoves, move_list
 
 S = TypeVar("S")
@@ -44,6 +44,8 @@ class FieldMemory:
 class FieldStorage(Generic[S, E]):
     """Arrays of one batch: ``arrays`` are the user's handles, name -> array.
 
+    ``derived`` computes and writes the fields that follow from the order of a step.
+
     *Index* below means the row of a row-resident field and the slot of a slot-resident one.
 
     Args:
@@ -63,7 +65,9 @@ class FieldStorage(Generic[S, E]):
         self._layout = lay_out(registry, capacity, num_drafts, backend)
         self._stored = self._layout.arrays
         self.arrays: dict[str, E] = {
-            name: backend.expose(array, registry[name].dtype)
+            name: backend.expose(
+                self._layout.flat[name] if registry[name].flat else array, registry[name].dtype
+            )
             for name, array in self._stored.items()
         }
         self.objects: dict[str, list[object]] = {
@@ -76,8 +80,7 @@ class FieldStorage(Generic[S, E]):
         }
         self._row_objects = [n for n in self.objects if registry[n].residency == "rows"]
         self._slot_objects = [n for n in self.objects if registry[n].residency == "slots"]
-        self._derived = [f for f in registry.values() if f.kind in DERIVED and f.rebuild]
-        self._derived_lengths = {f.name: 0 for f in self._derived}
+        self.derived = DerivedFields(registry.values(), self._stored, self._layout.shapes, backend)
         self._mover = backend.mover(self.row_arrays())
         self._addresses = self.addresses()
         self.reset()
@@ -99,9 +102,7 @@ class FieldStorage(Generic[S, E]):
                 for f in fields
                 if f.kind is Kind.RAGGED and f.residency == "rows"
             ],
-            row_valued=[
-                (self._stored[f.name], f.stored_dtype) for f in fields if f.kind is Kind.ROW_VALUED
-            ],
+            row_valued=self._layout.row_valued,
         )
 
     # -- one request -------------------------------------------------------------------------
@@ -247,57 +248,8 @@ class FieldStorage(Generic[S, E]):
         for name in self._row_objects:
             move_list(self.objects[name], moves, None)
 
-    def derive(self, order: BatchOrder) -> dict[str, HostArray]:
-        """Compute the derived fields of a step, pads included; changes nothing.
-
-        Raises:
-            InvalidField: a ``rebuild`` returned more values than its field holds, or entries of
-                another shape.
-        """
-        return {field.name: self._derive(field, order) for field in self._derived}
-
-    def write_derived(self, values: Mapping[str, HostArray]) -> None:
-        """Write what ``derive`` computed, and the pads behind it up to where values were."""
-        for name, fresh in values.items():
-            self._backend.write(self._stored[name], 0, fresh)
-            used, self._derived_lengths[name] = self._derived_lengths[name], len(fresh)
-            if used > len(fresh):
-                pads = (used - len(fresh), *fresh.shape[1:])
-                default = self.registry[name].default_value
-                self._backend.write(self._stored[name], len(fresh), np.full(pads, default))
-
-    def _derive(self, field: Field, order: BatchOrder) -> HostArray:
-        assert field.rebuild is not None  # noqa: S101 (chosen in __init__)
-        name, shape = field.name, self._layout.shapes[field.name]
-        values = np.asarray(field.rebuild(order))
-        if not values.ndim or values.shape[1:] != shape[1:]:
-            raise InvalidField(
-                f"rebuild of field {name!r} got shape {values.shape}; expected {('n', *shape[1:])}"
-            )
-        num = len(values) + (field.kind is Kind.CUMULATIVE)
-        if num > shape[0]:
-            raise InvalidField(
-                f"field {name!r} got {num} entries; it holds {shape[0]}",
-                setting=f"shape of {name!r}",
-            )
-        if field.kind is Kind.CUMULATIVE:
-            lengths = convert(values, "int64", what=f"rebuild of field {name!r}")
-            return self._running_sums(field, lengths)
-        return convert(values, field.dtype, what=f"rebuild of field {name!r}")
-
-    def _running_sums(self, field: Field, lengths: HostArray) -> HostArray:
-        """Sums before each row, then the total in every entry past the last row."""
-        num = len(lengths)
-        sums = np.zeros(self.capacity + 1, dtype=np.int64)
-        lengths.cumsum(out=sums[1 : num + 1])
-        sums[num + 1 :] = sums[num]
-        whole = sums.astype(field.stored_dtype)
-        if whole[-1] != sums[-1]:
-            return convert(sums, field.dtype, what=f"sums of field {field.name!r}")  # refuses
-        return whole
-
-    def write_whole(self, name: str, value: object) -> None:
-        """Copy a host value of the array's full shape, or a scalar, over a whole field.
+    def convert_whole(self, name: str, value: object) -> HostArray:
+        """Check a host value, of the array's full shape or a scalar, for a whole field.
 
         Raises:
             InvalidField: another shape or dtype; or a host or ragged field, which are written by
@@ -307,12 +259,17 @@ class FieldStorage(Generic[S, E]):
         if field.kind in (Kind.HOST, Kind.RAGGED):
             raise InvalidField(f"field {name!r} is {field.kind.value}: write it request by request")
         values = convert(value, field.dtype, what=f"field {name!r}")
-        shape = self._layout.shapes[name]
+        shape = whole = self._layout.shapes[name]
+        if field.flat:
+            shape = (whole[0] * whole[1], *whole[2:])
         if values.shape not in (shape, ()):
             raise InvalidField(f"field {name!r} got shape {values.shape}; expected {shape}")
-        self._backend.write(self._stored[name], 0, np.broadcast_to(values, shape))
-        if name in self._derived_lengths:  # the next step writes pads up to the end
-            self._derived_lengths[name] = shape[0]
+        return values.reshape(whole) if values.ndim else np.broadcast_to(values, whole)
+
+    def write_whole(self, name: str, values: HostArray) -> None:
+        """Copy what ``convert_whole`` returned over a whole field."""
+        self._backend.write(self._stored[name], 0, values)
+        self.derived.forget(name)
 
     def reset(self) -> None:
         """Set everything to its default; addresses stay valid."""
@@ -320,7 +277,7 @@ class FieldStorage(Generic[S, E]):
             self._backend.fill(array, self.registry[name].default_value)
         for lengths in self.lengths.values():
             lengths[:] = 0
-        self._derived_lengths = dict.fromkeys(self._derived_lengths, 0)
+        self.derived.reset()
         for rows in self.objects.values():
             rows[:] = [None] * self.capacity
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Generic, Protocol, TypeVar
 
-from vlbatch.errors import InvalidField, InvariantBroken
+from vlbatch.errors import InvalidSetting, InvariantBroken
 from vlbatch.graphs.config import GraphConfig, GraphKind
 
 T = TypeVar("T")  # a framework's tensor
@@ -87,7 +87,7 @@ class GraphPool(Generic[T]):
         check_every: int = 64,
     ) -> None:
         if check_every < 1:
-            raise InvalidField(f"got {check_every}; expected >= 1", setting="check_every")
+            raise InvalidSetting(f"got {check_every}; expected >= 1", setting="check_every")
         self._config = config
         self._backend = backend
         self._buffers = buffers

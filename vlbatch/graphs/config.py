@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from vlbatch.errors import InvalidField
+from vlbatch.errors import InvalidSetting
 
 GraphKind: TypeAlias = Literal["decode", "prefill"]
 
@@ -39,7 +39,7 @@ class GraphConfig:
         use_unique_memory_pool: all graphs share one pool, so the largest is captured first.
 
     Raises:
-        InvalidField: settings that contradict each other, naming both.
+        InvalidSetting: a number out of range; or two settings that contradict each other.
     """
 
     use_cudagraph: bool = True
@@ -56,45 +56,36 @@ class GraphConfig:
     use_unique_memory_pool: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse contradictions."""
-        for name in (
-            "max_num_seqs", "max_capture_shape_prefill", "tensor_parallel",
-        ):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise InvalidField(f"got {getattr(self, name)}; expected >= 1", setting=name)
-        if self.num_draft_tokens < 0 or self.num_of_warmups < 0:
-            raise InvalidField(
-                f"got num_draft_tokens {self.num_draft_tokens}, num_of_warmups"
-                f" {self.num_of_warmups}; expected >= 0",
-                setting="num_draft_tokens, num_of_warmups",
-            )
-        self._refuse_both(
-            self.cudagraph_only_prefill and not self.use_cudagraph,
-            "only prefill graphs are asked for, but no graphs",
-            "cudagraph_only_prefill, use_cudagraph",
-        )
-        self._refuse_both(
-            self.cudagraph_only_prefill and self.capture_sizes is not None,
-            "decode sizes are given, but only prefill graphs are captured",
-            "cudagraph_only_prefill, capture_sizes",
-        )
-        self._refuse_both(
-            self.capture_sizes_prefill is not None and not self.has_prefill,
-            "prefill sizes are given, but no prefill graphs are captured",
-            "capture_sizes_prefill, prefill_graphs",
-        )
-        for name, sizes in (
-            ("capture_sizes", self.capture_sizes),
-            ("capture_sizes_prefill", self.capture_sizes_prefill),
-        ):
+        """Refuse numbers out of range, then contradictions."""
+        least = {
+            "max_num_seqs": 1, "max_capture_shape_prefill": 1, "tensor_parallel": 1,
+            "num_draft_tokens": 0, "num_of_warmups": 0,
+        }  # fmt: skip
+        for name, expected in least.items():
+            if getattr(self, name) < expected:
+                got = getattr(self, name)
+                raise InvalidSetting(f"got {got}; expected >= {expected}", setting=name)
+        for name in ("capture_sizes", "capture_sizes_prefill"):
+            sizes = getattr(self, name)
             if sizes is not None and (not sizes or min(sizes) < 1):
-                raise InvalidField(
+                raise InvalidSetting(
                     f"got {list(sizes)}; expected at least one size, each >= 1", setting=name
                 )
-
-    def _refuse_both(self, contradiction: bool, what: str, settings: str) -> None:
-        if contradiction:
-            raise InvalidField(what, setting=settings)
+        if self.cudagraph_only_prefill and not self.use_cudagraph:
+            raise InvalidSetting(
+                "only prefill graphs are asked for, but no graphs",
+                setting="cudagraph_only_prefill, use_cudagraph",
+            )
+        if self.cudagraph_only_prefill and self.capture_sizes is not None:
+            raise InvalidSetting(
+                "decode sizes are given, but only prefill graphs are captured",
+                setting="cudagraph_only_prefill, capture_sizes",
+            )
+        if self.capture_sizes_prefill is not None and not self.has_prefill:
+            raise InvalidSetting(
+                "prefill sizes are given, but no prefill graphs are captured",
+                setting="capture_sizes_prefill, prefill_graphs",
+            )
 
     @property
     def has_prefill(self) -> bool:

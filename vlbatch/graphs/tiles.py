@@ -14,7 +14,7 @@ from math import gcd
 import numpy as np
 import numpy.typing as npt
 
-from vlbatch.errors import InvalidField
+from vlbatch.errors import InvalidField, InvalidSetting
 
 Ints = npt.NDArray[np.int32]
 Lengths = npt.NDArray[np.int32] | npt.NDArray[np.int64]
@@ -41,7 +41,7 @@ class TileShape:
         decode_tokens: tokens of a decoding request in one step.
 
     Raises:
-        InvalidField: a length that is no multiple, naming both settings.
+        InvalidSetting: a length that is no multiple, naming both settings.
     """
 
     max_num_seqs: int
@@ -54,10 +54,10 @@ class TileShape:
         """Check what the kernels take for granted."""
         for name in ("max_num_seqs", "max_model_len", "group", "kv_block", "decode_tokens"):
             if getattr(self, name) < 1:
-                raise InvalidField(f"got {getattr(self, name)}; expected >= 1", setting=name)
+                raise InvalidSetting(f"got {getattr(self, name)}; expected >= 1", setting=name)
         for name, unit in (("kv_block", self.kv_block), ("64", ENCODER_TILE_ROWS)):
             if self.max_model_len % unit:
-                raise InvalidField(
+                raise InvalidSetting(
                     f"{self.max_model_len} is no multiple of {name} = {unit}",
                     setting="max_model_len, kv_block",
                 )

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from PIL import Image
 
+from vlbatch.errors import InvalidSetting
 from vlbatch.media.image import (
     WHITE,
     ImageSource,
@@ -84,11 +85,13 @@ def load_clip(
         MediaError: as ``load_image``; or no frame, or frames of different sizes.
         MediaTooLarge: a declared size or count is over a limit.
         MissingDependency: an MP4, and PyAV is not installed.
+        InvalidSetting: ``frame_step`` is no positive integer, or ``background`` no colour.
     """
     origin = Origin(name or source_name(source), req_id)
     if type(frame_step) is not int or frame_step < 1:
-        message = f"frame_step is {frame_step!r}; expected a positive integer"
-        raise origin.refusal(message, "frame_step")
+        raise InvalidSetting(
+            f"got {frame_step!r}; expected a positive integer", req_id=req_id, setting="frame_step"
+        )
     if isinstance(source, (str, os.PathLike)) and os.path.isdir(source):
         source = _frame_files(Path(source), origin)
     if not isinstance(source, (str, os.PathLike, bytes)):

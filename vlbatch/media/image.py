@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from vlbatch.errors import MediaError
+from vlbatch.errors import InvalidSetting, MediaError
 from vlbatch.media.limits import DEFAULT_LIMITS, MediaLimits, Origin
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
@@ -91,6 +91,7 @@ def load_image(
     Raises:
         MediaError: missing, unreadable, truncated, or of an unknown format, shape or colour mode.
         MediaTooLarge: the declared size is over a limit.
+        InvalidSetting: ``background`` is no colour.
     """
     origin = Origin(name or source_name(source), req_id)
     if isinstance(source, np.ndarray):
@@ -107,7 +108,9 @@ def load_image(
 def decode(image: Image.Image, background: Rgb, origin: Origin) -> Pixels:
     """Decode the current frame of a Pillow image: upright RGB, alpha on the background."""
     if len(background) != 3 or any(value not in range(256) for value in background):
-        raise origin.refusal(f"background is {background}; expected 3 x 0..255", "background")
+        raise InvalidSetting(
+            f"got {background}; expected 3 x 0..255", req_id=origin.req_id, setting="background"
+        )
     with decoding(origin):
         upright = ImageOps.exif_transpose(image)
         is_wide = upright.mode[0] in "IF"

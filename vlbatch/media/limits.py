@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Final
 
-from vlbatch.errors import MediaError, MediaTooLarge
+from vlbatch.errors import InvalidSetting, MediaError, MediaTooLarge
 
 MAX_ASPECT_RATIO: Final = 200
 """Longer side over shorter side; every resize rule of the supported families refuses more."""
@@ -59,6 +59,9 @@ class MediaLimits:
         max_frames: of one clip, after ``frame_step``.
         max_clip_pixels: of a clip's frames together (three bytes each; six while being stacked).
         max_items: pictures and clips of one request.
+
+    Raises:
+        InvalidSetting: a limit that is not a positive integer.
     """
 
     max_file_bytes: int = 256 * 2**20
@@ -69,12 +72,12 @@ class MediaLimits:
     max_items: int = 64
 
     def __post_init__(self) -> None:
-        """Refuse a limit that is not a positive integer."""
+        """Refuse what is no limit."""
         for field in fields(self):
             value = getattr(self, field.name)
             if type(value) is not int or value < 1:
-                raise MediaError(
-                    f"{field.name} is {value!r}; expected a positive integer", setting=field.name
+                raise InvalidSetting(
+                    f"got {value!r}; expected a positive integer", setting=field.name
                 )
 
     def check_file(self, num_bytes: int, origin: Origin) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from vlbatch.errors import MediaError
+from vlbatch.errors import InvalidSetting
 from vlbatch.media.limits import Origin
 
 if TYPE_CHECKING:
@@ -25,7 +25,9 @@ def _is_number(value: object) -> bool:
 
 def _require(is_met: bool, name: str, value: object, expected: str) -> None:
     if not is_met:
-        raise MediaError(f"processor option {name} is {value!r}; expected {expected}", setting=name)
+        raise InvalidSetting(
+            f"processor option {name} is {value!r}; expected {expected}", setting=name
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,9 @@ class ProcessorOptions:
         rescale_factor: multiplies the 8-bit value before mean and deviation.
         image_mean: subtracted, a channel each.
         image_std: divides, a channel each.
+
+    Raises:
+        InvalidSetting: what no processor can work with.
     """
 
     min_pixels: int
@@ -59,7 +64,7 @@ class ProcessorOptions:
     image_std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
 
     def __post_init__(self) -> None:
-        """Refuse what no processor can work with; equal options become equal bit for bit."""
+        """Check every option; equal ones become equal bit for bit."""
         for name in (*_COUNTS, *_FRAME_COUNTS):
             value = getattr(self, name)
             _require(type(value) is int and value > 0, name, value, "a positive integer")
@@ -118,7 +123,7 @@ def family_options(family: str, modality: str) -> ProcessorOptions:
     """Return the defaults of transformers' processor of a family for ``"image"`` or ``"video"``.
 
     Raises:
-        MediaError: an unknown family or modality; the message lists those known.
+        InvalidSetting: an unknown family or modality; the message lists those known.
     """
     _require(family in _DEFAULTS, "family", family, f"one of {', '.join(_DEFAULTS)}")
     _require(modality in ("image", "video"), "modality", modality, "'image' or 'video'")
@@ -131,8 +136,9 @@ def load_options(folder: str | os.PathLike[str], modality: str) -> ProcessorOpti
     What the file leaves out is the default of the family that its processor type names.
 
     Raises:
-        MediaError: no such file, not JSON, an unknown processor type, a value that is not what it
-            should be, or a step that this package does not take.
+        MediaError: no such file, or not JSON.
+        InvalidSetting: an unknown processor type, a value that is not what it should be, or a step
+            that this package does not take.
     """
     path = Path(folder, "video_preprocessor_config.json")
     if modality != "video" or not path.exists():

@@ -18,8 +18,11 @@ from vlbatch.order.moves import (
     RowMoves,
     SideTable,
     place_rows,
+    stay_rows,
+    swap_rows,
     vacate_rows,
 )
+from vlbatch.order.restore import outputs_by_slot, sums_by_slot
 
 __all__ = [
     "DECODE",
@@ -35,6 +38,10 @@ __all__ = [
     "RowMoves",
     "Scheduled",
     "SideTable",
+    "outputs_by_slot",
     "place_rows",
+    "stay_rows",
+    "sums_by_slot",
+    "swap_rows",
     "vacate_rows",
 ]

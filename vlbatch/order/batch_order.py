@@ -28,7 +28,8 @@ class Regions(NamedTuple):
 class BatchOrder:
     """Which request is in which row of one step, and what it computes there.
 
-    Arrays are indexed by row, int64 ``[num_reqs]``, read-only, and never change afterwards.
+    Arrays are indexed by row, ``[num_reqs]``, int64 but for ``classes``; they are read-only and
+    never change afterwards.
 
     Attributes:
         batch_id: the batch that made it.
@@ -42,7 +43,7 @@ class BatchOrder:
         computed: tokens already computed before this step.
         scheduled: tokens to compute in this step: the chunk is
             ``[computed, computed + scheduled)``.
-        classes: ``DECODE``, ``EXTEND`` or ``PREFILL``.
+        classes: int8, ``DECODE``, ``EXTEND`` or ``PREFILL``.
     """
 
     batch_id: str
@@ -54,12 +55,20 @@ class BatchOrder:
     prompt_lens: IntArray
     computed: IntArray
     scheduled: IntArray
-    classes: IntArray
+    classes: npt.NDArray[np.int8]
 
     def __post_init__(self) -> None:
         """Freeze the arrays."""
         for array in (self.slots, self.prompt_lens, self.computed, self.scheduled, self.classes):
             array.flags.writeable = False
+
+    def further(self, step: int, computed: IntArray) -> BatchOrder:
+        """Return the order of a later step: all is the same but what was computed before."""
+        order = object.__new__(BatchOrder)
+        computed.flags.writeable = False
+        order.__dict__.update(self.__dict__, step=step, computed=computed)  # and what is cached
+        order.__dict__.pop("token_indices", None)
+        return order
 
     @property
     def num_reqs(self) -> int:

@@ -17,12 +17,11 @@ Requests without tokens in this step come last in each."""
 DECODE, EXTEND, PREFILL, IDLE, HOLE = range(5)
 """Classes of a row, from progress and never from the number of scheduled tokens."""
 
-_REGION_OF_CLASS: dict[OrderPolicy, IntArray] = {
-    "split": np.array([0, 1, 2, 3, HOLE]),
-    "two": np.array([0, 1, 1, 3, HOLE]),
-    "arrival": np.array([0, 0, 0, 3, HOLE]),
+_REGION_OF_CLASS: dict[OrderPolicy, npt.NDArray[np.int8]] = {
+    "split": np.array([0, 1, 2, 3, HOLE], dtype=np.int8),
+    "two": np.array([0, 1, 1, 3, HOLE], dtype=np.int8),
+    "arrival": np.array([0, 0, 0, 3, HOLE], dtype=np.int8),
 }
-
 
 _NO_ROWS: IntArray = np.zeros(0, dtype=np.int64)
 
@@ -88,7 +87,29 @@ def vacate_rows(start: int, stop: int, num_old_rows: int) -> RowMoves:
     """Moves that clear rows ``start:stop``, whose requests left, and move nothing."""
     new_row_of = np.arange(num_old_rows)
     new_row_of[start:stop] = -1
-    return _moves(np.arange(0), np.arange(0), np.arange(start, stop), new_row_of, 0)
+    return _moves(_NO_ROWS, _NO_ROWS, np.arange(start, stop), new_row_of, 0)
+
+
+def stay_rows(num_rows: int) -> RowMoves:
+    """No moves."""
+    return _moves(_NO_ROWS, _NO_ROWS, _NO_ROWS, np.arange(num_rows), 0)
+
+
+def swap_rows(first: int, second: int, is_hole: npt.NDArray[np.bool_]) -> RowMoves:
+    """Moves that exchange two rows; a hole among them changes place too.
+
+    Args:
+        first: row.
+        second: another row.
+        is_hole: bool ``[num_old_rows]``.
+    """
+    rows = np.array([first, second])
+    sources = rows[~is_hole[rows]]
+    destinations = first + second - sources
+    new_row_of = np.where(is_hole, -1, np.arange(len(is_hole)))
+    new_row_of[sources] = destinations
+    vacated = np.setdiff1d(sources, destinations)
+    return _moves(sources, destinations, vacated, new_row_of, len(sources))
 
 
 def _moves(
@@ -103,18 +124,9 @@ def _moves(
     return RowMoves(sources, destinations, vacated, new_row_of, num_moved)
 
 
-def _is_sorted(region: IntArray) -> bool:
-    """Whether every row lies in its region and none is a hole."""
-    return not len(region) or bool(region[-1] < HOLE and (region[1:] >= region[:-1]).all())
-
-
-def _identity(num_rows: int) -> RowMoves:
-    return _moves(_NO_ROWS, _NO_ROWS, _NO_ROWS, np.arange(num_rows), 0)
-
-
 def place_rows(
-    classes: IntArray,
-    newcomer_rank: IntArray,
+    classes: IntArray | npt.NDArray[np.int8],
+    newcomer_rank: IntArray | None = None,
     *,
     policy: OrderPolicy = "split",
     stable: bool = False,
@@ -127,33 +139,40 @@ def place_rows(
     unique, and only rows whose number changes move.
 
     Args:
-        classes: int64 ``[num_old_rows]`` old row -> ``DECODE`` .. ``IDLE``, or ``HOLE``.
+        classes: int ``[num_old_rows]`` old row -> ``DECODE`` .. ``IDLE``, or ``HOLE``.
         newcomer_rank: int64 ``[num_old_rows]`` old row -> rank of admission for a request that
-            was not in the previous order, -1 for one that was.
+            was not in the previous order, -1 for one that was; ``None``: there is no newcomer.
         policy: which classes share a region.
         stable: keep relative order.
     """
-    region = _REGION_OF_CLASS[policy][classes]
-    if _is_sorted(region) and (not stable or newcomer_rank.max(initial=-1) < 0):
-        return _identity(len(region))
-    counts = np.bincount(region, minlength=HOLE + 1)[:HOLE]
-    num_new_rows = int(counts.sum())
-    wanted = np.repeat(np.arange(HOLE), counts)
+    region = _REGION_OF_CLASS[policy].take(classes)
+    wanted = region.copy()
+    wanted.sort(kind="stable")  # what region each row is to be in, holes behind the last
+    num_old_rows, num_new_rows = len(region), int(wanted.searchsorted(HOLE))
     if stable:
-        rank = np.where(newcomer_rank < 0, np.arange(len(region)), len(region) + newcomer_rank)
-        sources = np.lexsort((rank, region))[:num_new_rows]
-        destinations = np.arange(num_new_rows)
-        changed = sources != destinations
-        sources, destinations = sources[changed], destinations[changed]
+        sources = _stable_order(region, newcomer_rank)
+        destinations = (sources != np.arange(num_old_rows)).nonzero()[0]
+        sources = sources[destinations]
     else:
-        in_place = region[:num_new_rows] == wanted
-        destinations = np.flatnonzero(~in_place)
-        misplaced = region != HOLE
-        misplaced[:num_new_rows] &= ~in_place
-        sources = np.flatnonzero(misplaced)
-        sources = sources[np.argsort(region[sources], kind="stable")]
-    new_row_of = np.where(region == HOLE, -1, np.arange(len(region)))
+        destinations = (region != wanted).nonzero()[0]
+        sources = destinations[region[destinations].argsort(kind="stable")]
+    vacated, new_row_of = _NO_ROWS, np.arange(num_old_rows)
+    if num_new_rows < num_old_rows:
+        num_moves = destinations.searchsorted(num_new_rows)  # behind them, holes find their place
+        sources, destinations = sources[:num_moves], destinations[:num_moves]
+        vacated = np.arange(num_new_rows, num_old_rows)
+        new_row_of[region == HOLE] = -1
     new_row_of[sources] = destinations
-    vacated = np.arange(num_new_rows, len(region))
-    num_moved = int(np.count_nonzero(newcomer_rank[sources] < 0))
-    return _moves(sources, destinations, vacated, new_row_of, num_moved)
+    num_newcomers = 0 if newcomer_rank is None else np.count_nonzero(newcomer_rank[sources] >= 0)
+    return _moves(sources, destinations, vacated, new_row_of, len(sources) - int(num_newcomers))
+
+
+def _stable_order(region: npt.NDArray[np.int8], newcomer_rank: IntArray | None) -> IntArray:
+    """New row -> old row, holes last."""
+    if newcomer_rank is None:
+        order: IntArray = region.argsort(kind="stable")
+        return order
+    num = len(region)
+    rank = np.where(newcomer_rank < 0, np.arange(num), num + newcomer_rank)
+    order = np.lexsort((rank, region))
+    return order  # noqa: RET504 (numpy types lexsort as Any)

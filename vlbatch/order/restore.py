@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,14 @@ class _Indexable(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: slice | int, /) -> object: ...
+
+
+class _Array(Protocol):
+    """What numpy arrays and Paddle and torch tensors have in common."""
+
+    def __getitem__(self, index: list[int], /) -> _Array: ...
+
+    def __setitem__(self, index: int, value: object, /) -> None: ...
 
 
 @runtime_checkable
@@ -53,18 +61,117 @@ def _split(outputs: object, num_reqs: int, bounds: list[int] | None, path: str) 
         fields = outputs._asdict()
         parts = {k: _split(v, num_reqs, bounds, f"{path}.{k}") for k, v in fields.items()}
         return [outputs._replace(**{k: parts[k][row] for k in parts}) for row in range(num_reqs)]
+    leaf = _leaf(outputs, num_reqs if bounds is None else bounds[-1], path)
+    if bounds is None:
+        return [leaf[row] for row in range(num_reqs)]
+    return [leaf[start:stop] for start, stop in pairwise(bounds)]
+
+
+def _leaf(outputs: object, expected: int, path: str) -> _Indexable:
     has_no_axis = getattr(outputs, "ndim", 1) == 0
     if has_no_axis or not isinstance(outputs, _Indexable) or isinstance(outputs, str | bytes):
         raise InvalidField(
             f"{path} is a {type(outputs).__name__}{' without axes' if has_no_axis else ''};"
             " expected an array, a list, a mapping or a named tuple of these"
         )
-    expected = num_reqs if bounds is None else bounds[-1]
     if len(outputs) != expected:
         raise StaleOrder(
-            f"{path} has {len(outputs)} entries; this order has {num_reqs} rows with {expected}"
-            " entries: it belongs to another step or batch"
+            f"{path} has {len(outputs)} entries; the rows of this order have {expected}: it"
+            " belongs to another step or batch"
         )
-    if bounds is None:
-        return [outputs[row] for row in range(num_reqs)]
-    return [outputs[start:stop] for start, stop in pairwise(bounds)]
+    return outputs
+
+
+def outputs_by_slot(
+    outputs: object,
+    slots: Sequence[int],
+    num_slots: int,
+    *,
+    counts: Sequence[int] | npt.NDArray[np.int64] | None = None,
+) -> object:
+    """Outputs by row -> outputs by slot, for engines that read them so.
+
+    Args:
+        outputs: as for ``BatchOrder.restore``.
+        slots: row -> slot, each once, ``0 <= slot < num_slots``.
+        num_slots: entries of the result.
+        counts: row -> entries of a leaf; without it a leaf has one entry a row.
+
+    Returns:
+        The containers of ``outputs`` with new leaves. Without ``counts`` entry ``j`` is that of
+        slot ``j``; slots that no row has get -1, NaN, ``False`` or ``None``. With ``counts`` the
+        entries of all slots follow each other by slot, and such slots have none. A leaf without
+        entries stays as it is.
+
+    Raises:
+        StaleOrder: a leaf has another number of entries than there are rows.
+        InvalidField: slots out of range or given twice; a leaf has no length.
+    """
+    _check_slots(slots, num_slots)
+    bounds = None if counts is None else _bounds(counts, len(slots))
+    row_of_slot = {slot: row for row, slot in enumerate(slots)}
+    if bounds is not None:
+        entries = [range(bounds[row], bounds[row + 1]) for _, row in sorted(row_of_slot.items())]
+        index: list[int | None] = [entry for group in entries for entry in group]
+        return _take(outputs, index, bounds[-1], "outputs")
+    return _take(outputs, [row_of_slot.get(s) for s in range(num_slots)], len(slots), "outputs")
+
+
+def sums_by_slot(sums: object, slots: Sequence[int], num_slots: int) -> object:
+    """Running sums over rows -> running sums over slots.
+
+    Args:
+        sums: ``[num_rows + 1]``, an array or tensor; entry ``r`` is the sum before row ``r``.
+        slots: row -> slot, as for ``outputs_by_slot``.
+        num_slots: slots of the result.
+
+    Returns:
+        ``[num_slots + 1]``, new, of the same library; slots that no row has add nothing.
+
+    Raises:
+        StaleOrder: another number of entries than rows and one.
+        InvalidField: slots out of range or given twice.
+    """
+    _check_slots(slots, num_slots)
+    leaf = _leaf(sums, len(slots) + 1, "sums")
+    lengths = np.zeros(num_slots, dtype=np.int64)
+    lengths[np.asarray(slots, dtype=np.int64)] = np.diff(np.asarray(leaf).reshape(-1))
+    new = cast("_Array", leaf)[[0] * (num_slots + 1)]
+    for at, total in enumerate(np.cumsum(lengths).tolist(), start=1):
+        new[at] = total
+    return new
+
+
+def _check_slots(slots: Sequence[int], num_slots: int) -> None:
+    if len(set(slots)) != len(slots) or not all(0 <= slot < num_slots for slot in slots):
+        raise InvalidField(f"got slots {list(slots)}; expected each once, in 0..{num_slots - 1}")
+
+
+def _take(outputs: object, index: Sequence[int | None], expected: int, path: str) -> object:
+    """Leaves with the entries of ``index``, ``None`` for one that there is not."""
+    if outputs is None:
+        return None
+    if isinstance(outputs, Mapping):
+        return {k: _take(v, index, expected, f"{path}[{k!r}]") for k, v in outputs.items()}
+    if isinstance(outputs, _NamedTuple):
+        members = outputs._asdict().items()
+        taken = {k: _take(v, index, expected, f"{path}.{k}") for k, v in members}
+        return outputs._replace(**taken)
+    leaf = _leaf(outputs, expected, path)
+    if isinstance(leaf, list | tuple):
+        return type(leaf)(None if i is None else leaf[i] for i in index)
+    if not expected:
+        return leaf
+    array = cast("_Array", leaf)[[0 if i is None else i for i in index]]
+    for at, entry in enumerate(index):
+        if entry is None:
+            array[at] = _absent(array)
+    return array
+
+
+def _absent(array: object) -> float | int | bool:
+    """What stands for no value in an array or tensor of its dtype."""
+    dtype = str(getattr(array, "dtype", "")).rsplit(".", maxsplit=1)[-1]
+    if dtype.startswith(("float", "bfloat")):
+        return float("nan")
+    return -1 if dtype.startswith("int") else 0

@@ -98,15 +98,20 @@ def build_runs(
         return PositionRuns.from_records(1, ())
     pieces: list[_Piece] = []
     for item in items:
-        if item.grid is None and item.modality == "audio":
-            continue
-        t, h, w = _checked_grid(item, req_id)
+        if item.grid is None:
+            if item.modality == "audio":
+                continue
+            raise _missing_grid(item, req_id)
+        t, h, w = item.grid
+        if h > MAX_GRID_SIDE or w > MAX_GRID_SIDE:
+            raise _oversized_grid(item, item.grid, req_id)
         t_scale = 1.0
         if rules.timed_videos and item.modality == "video":
             t_scale = _video_scale(item, tokens_per_second, req_id)
-        if item.embed_mask is None and t == 1:  # most items: one run
+        if t == 1 and item.embed_mask is None:  # most items: one run
             start = item.offset
-            pieces.append((start, start + item.length, start, 0, h, w, t_scale, max(h, w)))
+            extent = h if h > w else w
+            pieces.append((start, start + item.length, start, 0, h, w, t_scale, extent))
         elif rules.separate_frames:
             pieces.extend(_frame_pieces(item, h, w))
         else:
@@ -115,20 +120,20 @@ def build_runs(
     return PositionRuns.from_records(rules.num_axes, _lay_out(pieces, req_id))
 
 
-def _checked_grid(item: Item, req_id: str | None) -> Grid:
-    if item.grid is None:
-        raise InvalidItem(
-            f"item {item.key!r} ({item.modality}) has no grid; its positions on three axes need"
-            " one, also where its pixels are not sent along",
-            req_id=req_id,
-        )
-    if item.grid[1] > MAX_GRID_SIDE or item.grid[2] > MAX_GRID_SIDE:
-        raise InvalidItem(
-            f"item {item.key!r} ({item.modality}) has grid {'x'.join(map(str, item.grid))};"
-            f" expected at most {MAX_GRID_SIDE} rows and columns",
-            req_id=req_id,
-        )
-    return item.grid
+def _missing_grid(item: Item, req_id: str | None) -> InvalidItem:
+    return InvalidItem(
+        f"item {item.key!r} ({item.modality}) has no grid; its positions on three axes need one,"
+        " also where its pixels are not sent along",
+        req_id=req_id,
+    )
+
+
+def _oversized_grid(item: Item, grid: Grid, req_id: str | None) -> InvalidItem:
+    return InvalidItem(
+        f"item {item.key!r} ({item.modality}) has grid {'x'.join(map(str, grid))};"
+        f" expected at most {MAX_GRID_SIDE} rows and columns",
+        req_id=req_id,
+    )
 
 
 def _video_scale(item: Item, tokens_per_second: float, req_id: str | None) -> float:

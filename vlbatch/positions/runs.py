@@ -9,8 +9,10 @@ prompts need nothing more. Memory grows with media runs, never with tokens.
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -66,7 +68,7 @@ class PositionRuns:
     @classmethod
     def from_records(cls, num_axes: int, records: Sequence[RunRecord]) -> PositionRuns:
         """Pack media runs that are ascending, disjoint and within int32."""
-        packed = b"".join([_PACKED_RUN.pack(*record) for record in records])
+        packed = b"".join(starmap(_PACKED_RUN.pack, records))
         runs: RunArray = np.ndarray(len(records), RUN_DTYPE, packed)  # read-only, as bytes are
         _, media_stop, _, _, delta, _, _, _ = records[-1] if records else _NO_RUN
         return cls(num_axes, runs, delta, media_stop)
@@ -88,8 +90,8 @@ class PositionRuns:
             raise InvalidSchedule(
                 f"positions of tokens [{start}, {stop}) were asked for; expected 0 <= start <= stop"
             )
-        first = int(self.runs["stop"].searchsorted(start, side="right"))
-        last = int(self.runs["start"].searchsorted(stop, side="left"))
+        first = bisect_right(self.runs["stop"].data, start)
+        last = bisect_left(self.runs["start"].data, stop)
         delta = int(self.runs["text_delta"][first - 1]) if first else 0
         if first >= last:
             text = np.empty((self.num_axes, stop - start), dtype=np.int64)
@@ -108,10 +110,11 @@ _NO_RUN: Final[RunRecord] = (0, 0, 0, 0, 0, 1, 1, 0.0)
 def _expand(runs: RunArray, start: int, stop: int, text_delta: int) -> PositionArray:
     """Return positions ``[3, stop - start]`` of a chunk that touches every one of ``runs``.
 
-    The chunk is cut into *stretches*: before each run the text in front of it (perhaps no token),
-    then each row of the run's grid, and at the end the text after the last run. In a stretch w
-    grows by one a token, while t and h stay (grid row) or grow likewise (text). So one offset a
-    stretch and axis gives the positions of all tokens, without a loop over runs.
+    The chunk is cut into *segments*: the text before each run (perhaps no token) and the run, in
+    turn, and the text after the last run. A run is cut further into *stretches*, the rows of its
+    grid; a text is one stretch. Along a stretch w grows by one a token, while t and h stay. So one
+    offset a stretch and axis gives the positions of all tokens, without a loop over runs; text,
+    where all axes are equal, then takes t and h from w.
 
     Args:
         runs: media runs that overlap the chunk, at least one.
@@ -119,71 +122,76 @@ def _expand(runs: RunArray, start: int, stop: int, text_delta: int) -> PositionA
         stop: first token after it.
         text_delta: position minus index of the text before the first run.
     """
-    offsets, edges, texts = _cut_into_stretches(runs, start, stop, text_delta)
-    lengths = edges[1:] - edges[:-1]
-    is_text = np.zeros(len(lengths), dtype=np.int64)
-    is_text[texts] = 1
-    positions = np.repeat(offsets, lengths, axis=1)
-    tokens = np.arange(start, stop)
-    positions[2] += tokens
-    tokens *= np.repeat(is_text, lengths)
-    positions[:2] += tokens
+    edges = np.empty(2 * len(runs) + 2, dtype=np.int64)  # first token of each segment, then stop
+    edges[1:-1:2] = runs["start"]
+    edges[2:-1:2] = runs["stop"]
+    edges[0], edges[1] = start, max(start, edges[1])  # only these runs may reach beyond the chunk
+    edges[-1], edges[-2] = stop, min(stop, edges[-2])
+    segment_lengths = edges[1:] - edges[:-1]
+    is_text = np.zeros(len(segment_lengths), dtype=np.bool_)
+    is_text[::2] = True
+
+    offsets, lengths = _cut_into_stretches(runs, edges, segment_lengths, text_delta)
+    positions = offsets.repeat(lengths, axis=1)
+    positions[2] += np.arange(start, stop)
+    np.copyto(positions[:2], positions[2], where=is_text.repeat(segment_lengths))
     return positions
 
 
 def _cut_into_stretches(
-    runs: RunArray, start: int, stop: int, text_delta: int
-) -> tuple[PositionArray, PositionArray, PositionArray]:
-    """Return the stretches of a chunk; arguments as for ``_expand``.
+    runs: RunArray, edges: PositionArray, segment_lengths: PositionArray, text_delta: int
+) -> tuple[PositionArray, PositionArray]:
+    """Return the stretches of a chunk from its segments; arguments as in ``_expand``.
 
     Returns:
-        offsets: ``[3, num_stretches]``, to add to the token where an axis grows.
-        edges: ``[num_stretches + 1]``, first token of each stretch, then ``stop``.
-        texts: ``[num_runs + 1]``, which stretches are text.
+        offsets: ``[3, num_stretches]``, positions of t and h (in text of no meaning), and what to
+            add to a token for w.
+        lengths: ``[num_stretches]``, tokens of each.
     """
-    # Per run: the tokens inside the chunk and the grid rows they touch, counted over all frames.
-    begin = np.maximum(runs["start"], start)
-    end = np.minimum(runs["stop"], stop)
+    # By run: its rows that the chunk touches, counted over all frames.
     origin = runs["start"] - runs["first_cell"]  # the token where cell 0 is, or would be
     w = runs["w"].astype(np.int64)
-    first_row = (begin - origin) // w
-    last_row = (end - 1 - origin) // w
-    num_stretches = np.ones(len(runs) + 1, dtype=np.int64)
-    num_stretches[:-1] += last_row - first_row + 1
-    texts = np.cumsum(num_stretches) - num_stretches  # stretch number of each text
+    first_row, cut_front = np.divmod(edges[1:-1:2] - origin, w)
+    last_row, last_column = np.divmod(edges[2:-1:2] - origin - 1, w)
+    cut_back = w - 1 - last_column
 
-    # Per stretch: each text is laid out like a grid row above the first row of the run after it,
-    # then overwritten.
-    per_run = np.ones((4, len(texts)), dtype=np.int64)
-    per_run[0, :-1] = first_row - texts[:-1] - 1
-    per_run[1, :-1] = w
-    per_run[2, :-1] = origin
-    per_run[3, :-1] = runs["base"]
-    row, w, origin, base = np.repeat(per_run, num_stretches, axis=1)
+    # By segment, then by stretch. Offsets are those of row 0; a text is one row, of number 0.
+    segments = np.zeros((6, len(segment_lengths)), dtype=np.int64)
+    texts, grids = segments[:, ::2], segments[:, 1::2]
+    texts[0] = 1
+    texts[1] = segment_lengths[::2]
+    texts[3:, 0] = text_delta
+    texts[3:, 1:] = runs["text_delta"]
+    grids[0] = last_row - first_row + 1
+    grids[1] = w
+    grids[2] = first_row
+    grids[3:] = runs["base"]
+    grids[5] -= origin
+    num_rows = segments[0]
+    stops = num_rows.cumsum()  # first stretch after each segment
+    segments[2] -= stops - num_rows
+    stretches = segments[1:].repeat(num_rows, axis=1)
+    lengths, row, offsets = stretches[0], stretches[1], stretches[2:]
     row += np.arange(len(row))
-    row_start = origin + row * w
-    offsets = np.empty((3, len(row)), dtype=np.int64)
-    offsets[0] = base
-    offsets[1] = base + row
-    offsets[2] = base - row_start
-    if np.any(last_row >= runs["h"]):
-        _start_frames_anew(offsets, row, runs, num_stretches)
-    offsets[:, texts[1:]] = runs["text_delta"]
-    offsets[:, 0] = text_delta
-    edges = np.empty(len(row) + 1, dtype=np.int64)
-    edges[:-1] = row_start
-    edges[texts[:-1] + 1] = begin
-    edges[texts[1:]] = end
-    edges[0], edges[-1] = start, stop
-    return offsets, edges, texts
+    offsets[1] += row
+    offsets[2] -= row * lengths
+    if np.count_nonzero(last_row >= runs["h"]):
+        _start_frames_anew(offsets, row, runs, num_rows)
+    if np.count_nonzero(cut_front + cut_back):  # some first or last row is not whole
+        lengths[stops[:-1:2]] -= cut_front
+        lengths[stops[1::2] - 1] -= cut_back
+    return offsets, lengths
 
 
 def _start_frames_anew(
-    offsets: PositionArray, row: PositionArray, runs: RunArray, num_stretches: PositionArray
+    offsets: PositionArray, row: PositionArray, runs: RunArray, num_rows: PositionArray
 ) -> None:
     """Move the t and h offsets of rows beyond a grid's first frame, in place."""
-    h = np.repeat(np.append(runs["h"], 1), num_stretches)
+    h = np.ones(len(num_rows), dtype=np.int64)
+    h[1::2] = runs["h"]
+    t_scale = np.zeros(len(num_rows))
+    t_scale[1::2] = runs["t_scale"]
+    h = h.repeat(num_rows)
     frame = row // h
-    t_scale = np.repeat(np.append(runs["t_scale"], 0.0), num_stretches)
-    offsets[0] += (frame * t_scale).astype(np.int64)  # truncates
+    offsets[0] += (frame * t_scale.repeat(num_rows)).astype(np.int64)  # truncates
     offsets[1] -= frame * h

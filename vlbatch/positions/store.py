@@ -193,7 +193,7 @@ class PositionStore:
             InvariantBroken: a row names a slot that its request is not in (seen only in rows with
                 media before them, and for slots without a request).
         """
-        ends = np.cumsum(scheduled, dtype=np.int64)
+        ends = scheduled.cumsum(dtype=np.int64)
         num_tokens = int(ends[-1]) if len(ends) else 0
         if out is None:
             out = np.empty((self.num_axes, num_tokens), dtype=np.int64)
@@ -202,14 +202,14 @@ class PositionStore:
                 f"the positions buffer is {out.dtype} {out.shape};"
                 f" expected int64 ({self.num_axes}, {num_tokens}) or wider"
             )
-        media_rows = np.flatnonzero(computed < self._media_stop_of_slot[slots]).tolist()
+        media_rows = (computed < self._media_stop_of_slot[slots]).nonzero()[0].tolist()
         for row in media_rows:
             self._check_slot(req_ids[row], int(slots[row]), row)
 
         positions = out[:, :num_tokens]
         starts = ends - scheduled
         offsets = computed - starts + self._delta_of_slot[slots]
-        positions[:] = np.repeat(offsets, scheduled) + np.arange(num_tokens)
+        np.add(offsets.repeat(scheduled), np.arange(num_tokens), out=positions)
         for row in media_rows:
             first = int(computed[row])
             chunk = self._runs[req_ids[row]].positions(first, first + int(scheduled[row]))

@@ -1,7 +1,8 @@
 """The reference runner: a real VL model driven by the batch state.
 
-Owns: the schedule, the KV block pool, the engines, prompts, the comparison with each request
-alone, and faults on purpose. Never: owns a field or a feature that a state object could own.
+Owns: the schedule and the prefill gate, the KV block pool, the engines, prompts, who drafts, the
+comparison with each request alone, and faults on purpose. Never: owns a field or a feature that a
+state object could own.
 """
 
 from vlbatch.runner.drafting import Drafter, make_drafter

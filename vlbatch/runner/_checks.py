@@ -54,6 +54,16 @@ def check_feature_rows(
         )
 
 
+def check_hidden_rows(inputs: StepInputs, num_hidden: int) -> None:
+    """Refuse another number of hidden states than tokens, for a draft head.
+
+    Raises:
+        InvalidField: with both numbers.
+    """
+    if num_hidden != inputs.token_ids.size:
+        raise InvalidField(f"got {num_hidden} hidden states for {inputs.token_ids.size} tokens")
+
+
 def count_feature_rows(items: Sequence[MediaPatches], *, merge: int, patch_dim: int) -> list[int]:
     """Return each item's feature rows, ``t * h * w / merge**2``.
 

@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from vlbatch.errors import InvalidField
+from vlbatch.errors import InvalidSetting
 from vlbatch.order import IntArray
 from vlbatch.runner.inputs import (
     DraftHead,
@@ -24,6 +24,7 @@ from vlbatch.runner.inputs import (
     Logits,
     StepInputs,
 )
+from vlbatch.runner.ngram import propose_ngram
 from vlbatch.runner.outputs import StepOutputs
 from vlbatch.runner.prompt import PromptBuilder
 from vlbatch.runner.settings import RunSettings
@@ -32,7 +33,6 @@ from vlbatch.speculative import (
     DrafterRows,
     clamp_placeholders,
     following_tokens,
-    propose_ngram,
     shift_tokens,
 )
 
@@ -188,7 +188,7 @@ class MtpDrafter(Drafter):
     ) -> tuple[Logits, _Front]:
         """Compute the rows of the step's tokens; logits at the last one of who is to draft."""
         order = outputs.order
-        there = vl.batch.admission_of(order) == outputs.admission
+        there = outputs.is_there(vl)
         rows = DrafterRows.of(order, outputs.accepted, skip=np.flatnonzero(~there))
         drafting = [row for row, req_id in enumerate(order.req_ids) if req_id in most]
         front = _Front(
@@ -255,7 +255,7 @@ def make_drafter(
     """Make the drafter of a run.
 
     Raises:
-        InvalidField: the engine can have no draft head.
+        InvalidSetting: the engine can have no draft head.
         VlbatchError: the folder has none for its model.
     """
     if settings.speculative == "none":
@@ -263,7 +263,7 @@ def make_drafter(
     if settings.speculative == "ngram":
         return NgramDrafter({prompts.eos_token_id, *prompts.placeholder_ids})
     if not isinstance(engine, DraftingEngine):
-        raise InvalidField(
+        raise InvalidSetting(
             f"a {type(engine).__name__} can have no draft head", setting="speculative"
         )
     return MtpDrafter(

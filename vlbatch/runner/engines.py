@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from vlbatch.errors import InvalidField
+from vlbatch.errors import InvalidSetting
 from vlbatch.runner.alone import Answer, answer_alone
 from vlbatch.runner.graph_engine import GraphEngine, graph_config
 from vlbatch.runner.inputs import Engine
@@ -23,7 +23,7 @@ def make_engine(name: str, model_dir: Path, settings: RunSettings) -> Engine:
     """Load a model with a KV cache of the settings' size.
 
     Raises:
-        InvalidField: no such engine, or it captures no graphs.
+        InvalidSetting: no such engine, or it captures no graphs.
         MissingDependency: its library is not installed.
         VlbatchError: the folder holds no usable model.
     """
@@ -31,12 +31,12 @@ def make_engine(name: str, model_dir: Path, settings: RunSettings) -> Engine:
         return _make_paddle(model_dir, settings)
     if name == "transformers":
         return _make_transformers(model_dir, settings)
-    raise InvalidField(f"no engine {name!r}; expected one of {ENGINES}", setting="engine")
+    raise InvalidSetting(f"no engine {name!r}; expected one of {ENGINES}", setting="engine")
 
 
 def _make_paddle(model_dir: Path, settings: RunSettings) -> Engine:
     if settings.graph != "none":
-        raise InvalidField(
+        raise InvalidSetting(
             "only steps of the transformers engine are captured", setting="graph, engine"
         )
     from vlbatch.runner.paddle_engine import PaddleEngine

@@ -7,18 +7,15 @@ from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
-import numpy.typing as npt
 
 from vlbatch.backends.dtypes import HostArray
 from vlbatch.batch import BatchPlan
-from vlbatch.errors import InvalidField
+from vlbatch.errors import InvalidSetting
 from vlbatch.features import FeatureInputs
 from vlbatch.fields import Kind
-from vlbatch.order import DECODE, BatchOrder
+from vlbatch.order import DECODE, BatchOrder, IntArray
 from vlbatch.runner.settings import RunSettings
 from vlbatch.runner.state import HostBatch, moving_fields
-
-IntArray = npt.NDArray[np.int64]
 
 _DROP_FIELD = "drop-field:"
 
@@ -57,12 +54,12 @@ def make_faults(name: str | None, settings: RunSettings) -> Faults:
     """Make the fault of this name for one run; ``None`` for no fault.
 
     Raises:
-        InvalidField: no such fault.
+        InvalidSetting: no such fault.
     """
     if name is None:
         return Faults()
     if name not in FAULTS:
-        raise InvalidField(
+        raise InvalidSetting(
             f"no fault {name!r}; expected one of {', '.join(FAULTS)}", setting="inject"
         )
     if name.startswith(_DROP_FIELD):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from vlbatch.errors import InvalidField
+from vlbatch.runner._checks import check_hidden_rows
 from vlbatch.runner._quiet import quiet_libraries
 from vlbatch.runner.mtp import Weights, misfit, read_mtp_weights
 from vlbatch.runner.paddle_engine import PaddleEngine
@@ -77,10 +77,7 @@ class PaddleMtpHead:
             InvalidField, FeatureRowsMismatch: see ``PaddleEngine.forward``; or another number of
                 hidden states than tokens.
         """
-        if hidden.shape[0] != inputs.token_ids.size:
-            raise InvalidField(
-                f"got {hidden.shape[0]} hidden states for {inputs.token_ids.size} tokens"
-            )
+        check_hidden_rows(inputs, hidden.shape[0])
         embeddings, plan = self._engine.prepare(inputs)
         with paddle.no_grad():
             both = [self._embed_norm(embeddings), self._hidden_norm(hidden)]

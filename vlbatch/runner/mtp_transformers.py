@@ -10,16 +10,18 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from vlbatch.errors import InvalidField
+from vlbatch.runner._checks import check_hidden_rows
 from vlbatch.runner._quiet import quiet_libraries
 from vlbatch.runner.inputs import Logits, StepInputs
 from vlbatch.runner.mtp import misfit, read_mtp_weights
-from vlbatch.runner.transformers_engine import PagedStep, TransformersEngine
+from vlbatch.runner.transformers_engine import TransformersEngine
 
 with quiet_libraries():
     import torch
     from torch import Tensor, nn
     from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLDecoderLayer
+
+    from vlbatch.runner._transformers_attention import PagedStep
 
 
 class TransformersMtpHead:
@@ -63,10 +65,7 @@ class TransformersMtpHead:
             InvalidField, FeatureRowsMismatch: see ``TransformersEngine.forward``; or another number
                 of hidden states than tokens.
         """
-        if len(hidden) != inputs.token_ids.size:
-            raise InvalidField(
-                f"got {len(hidden)} hidden states for {inputs.token_ids.size} tokens"
-            )
+        check_hidden_rows(inputs, len(hidden))
         engine, head = self._engine, self._modules
         num = engine.load(inputs)
         with torch.no_grad():

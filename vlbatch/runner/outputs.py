@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from vlbatch.features import FeatureInputs
 from vlbatch.order import BatchOrder, IntArray
 from vlbatch.runner.inputs import Hidden, Logits
+from vlbatch.runner.state import HostBatch
 from vlbatch.speculative import accept_greedy, num_drafts, num_logits
 
 
@@ -55,3 +57,7 @@ class StepOutputs:
         last = (np.cumsum(counts) - 1 - rejected)[counts > 0]
         self.newest = np.full(order.num_reqs, -1, dtype=np.int64)
         self.newest[counts > 0] = self.sampled[last]
+
+    def is_there(self, vl: HostBatch) -> npt.NDArray[np.bool_]:
+        """Row -> whether its request has been in the batch ever since."""
+        return np.equal(vl.batch.admission_of(self.order), self.admission)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from vlbatch.errors import FeatureRowsMismatch, InvalidField, MissingDependency, VlbatchError
+from vlbatch.errors import FeatureRowsMismatch, InvalidSetting, MissingDependency, VlbatchError
 from vlbatch.runner._checks import check_feature_rows, check_inputs, count_feature_rows
 from vlbatch.runner._quiet import quiet_libraries
 from vlbatch.runner.paged import plan_attention
@@ -72,15 +72,16 @@ class PaddleEngine:
 
     Raises:
         VlbatchError: the folder holds no Qwen2.5-VL, or the device is not there.
-        InvalidField: a cache without a block, or a block without a token.
+        InvalidSetting: a cache without a block, or a block without a token.
     """
 
     def __init__(
         self, model_dir: Path, *, num_blocks: int, block_size: int, device: str = "cpu"
     ) -> None:
         if num_blocks < 1 or block_size < 1:
-            raise InvalidField(
-                f"got {num_blocks} KV blocks of {block_size} tokens, expected at least one of each"
+            raise InvalidSetting(
+                f"got {num_blocks} KV blocks of {block_size} tokens, expected at least one of each",
+                setting="kv_blocks, block_size",
             )
         _set_device(device)
         model = load_model(model_dir)

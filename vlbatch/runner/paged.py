@@ -55,6 +55,43 @@ class PagedPlan:
     groups: tuple[QueryGroup, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class TokenPlan:
+    """The same, token by token: shapes that depend on the number of tokens only, for graphs.
+
+    Attributes:
+        kv_slots: int64 ``[num_tokens]`` slot of each token's key and value, all different.
+        context: int64 ``[num_tokens, width]`` KV slots of the tokens before each token and its own;
+            entries past the end repeat its own.
+        visible: bool ``[num_tokens, width]`` which entries are no repeats.
+    """
+
+    kv_slots: _Ints
+    context: _Ints
+    visible: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """A step's checked rows, and the place of each token.
+
+    Attributes:
+        start: int64 ``[num_reqs + 1]`` row -> first token.
+        context: int64 ``[num_reqs]`` tokens of each row after this step; 0 for a row without any.
+        tables: int64 ``[num_reqs, max_blocks]``.
+        row: int64 ``[num_tokens]`` row of each token.
+        index: int64 ``[num_tokens]`` index of each token in its request.
+        kv_slots: int64 ``[num_tokens]``.
+    """
+
+    start: _Ints
+    context: _Ints
+    tables: _Ints
+    row: _Ints
+    index: _Ints
+    kv_slots: _Ints
+
+
 def plan_attention(inputs: StepInputs, *, num_blocks: int, block_size: int) -> PagedPlan:
     """Turn block tables into the KV slots that a step writes and reads.
 
@@ -65,6 +102,37 @@ def plan_attention(inputs: StepInputs, *, num_blocks: int, block_size: int) -> P
         InvalidField: lengths or block tables contradict each other, a block id is outside the pool,
             or two tokens would be written to one slot.
     """
+    places = _places(inputs, num_blocks=num_blocks, block_size=block_size)
+    lengths = np.diff(places.start)
+    groups = tuple(
+        _group(np.flatnonzero(lengths == length), int(length), places, block_size)
+        for length in np.unique(lengths[lengths > 0])
+    )
+    return PagedPlan(kv_slots=places.kv_slots, groups=groups)
+
+
+def plan_tokens(inputs: StepInputs, *, num_blocks: int, block_size: int, width: int) -> TokenPlan:
+    """Do what ``plan_attention`` does, token by token.
+
+    Args:
+        inputs: the step.
+        num_blocks: of the cache.
+        block_size: tokens a block.
+        width: most tokens of a request.
+
+    Raises:
+        InvalidField: see ``plan_attention``; or a request is longer than ``width``.
+    """
+    places = _places(inputs, num_blocks=num_blocks, block_size=block_size)
+    if places.context.max(initial=0) > width:
+        refuse("computed", f"a row of {places.context.max()} tokens", f"at most {width}")
+    own = places.index[:, None]
+    reach = np.minimum(np.arange(width), own)
+    context = _slots(places.tables, places.row[:, None], reach, block_size)
+    return TokenPlan(places.kv_slots, context, np.arange(width) <= own)
+
+
+def _places(inputs: StepInputs, *, num_blocks: int, block_size: int) -> _Places:
     start, computed = inputs.query_start.astype(np.int64), inputs.computed.astype(np.int64)
     tables = inputs.block_tables.astype(np.int64)
     _check_rows(start, computed, tables, num_tokens=inputs.token_ids.size)
@@ -77,25 +145,18 @@ def plan_attention(inputs: StepInputs, *, num_blocks: int, block_size: int) -> P
     kv_slots = _slots(tables, row, index, block_size)
     if np.unique(kv_slots).size < kv_slots.size:
         refuse("block_tables", "two tokens of the step share a KV slot", "a block of its own each")
-
-    groups = tuple(
-        _group(np.flatnonzero(lengths == length), int(length), start, context, tables, block_size)
-        for length in np.unique(lengths[lengths > 0])
-    )
-    return PagedPlan(kv_slots=kv_slots, groups=groups)
+    return _Places(start, context, tables, row, index, kv_slots)
 
 
-def _group(
-    rows: _Ints, length: int, start: _Ints, context: _Ints, tables: _Ints, block_size: int
-) -> QueryGroup:
+def _group(rows: _Ints, length: int, places: _Places, block_size: int) -> QueryGroup:
     queries = np.arange(length)
-    index = np.arange(context[rows].max())
-    last = context[rows, None] - 1
+    index = np.arange(places.context[rows].max())
+    last = places.context[rows, None] - 1
     own = np.minimum(index, last)
     first_query = last - (length - 1)
     return QueryGroup(
-        tokens=start[rows, None] + queries,
-        context=_slots(tables, rows[:, None], own, block_size),
+        tokens=places.start[rows, None] + queries,
+        context=_slots(places.tables, rows[:, None], own, block_size),
         visible=index <= (first_query + queries)[:, :, None],
     )
 

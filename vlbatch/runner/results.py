@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 from vlbatch.batch import BatchPlan
 from vlbatch.errors import VlbatchError
+from vlbatch.features import FeatureStore
 from vlbatch.runner.inputs import Logits
 from vlbatch.runner.prompt import Prompt
 from vlbatch.runner.requests import Request
@@ -64,11 +65,17 @@ class RunCounters:
     drafted: int = 0
     accepted: int = 0
 
-    def count(self, plan: BatchPlan) -> None:
-        """Count one applied plan."""
-        moves = plan.moves
+    def count(self, plan: BatchPlan, features: FeatureStore) -> None:
+        """Count one applied plan, and the items that its chunks cut."""
+        moves, order = plan.moves, plan.order
         self.steps += 1
-        self.tokens += plan.order.num_tokens
+        self.tokens += order.num_tokens
         self.reorders += moves.num_moved > 0
         self.condenses += bool((moves.new_row_of < 0).any())
         self.rows_moved += moves.num_moved
+        stops = order.computed + order.scheduled
+        for row in range(order.num_leading_decodes, order.num_reqs):
+            req_id, stop = order.req_ids[row], int(stops[row])
+            for number, item in enumerate(features.items_of(req_id)):
+                if item.offset < stop < item.stop:
+                    self.cut_items.add((req_id, number))

@@ -18,11 +18,11 @@ import numpy.typing as npt
 from vlbatch.cache import Features
 from vlbatch.errors import DuplicateRequest, InvariantBroken, VlbatchError
 from vlbatch.features import EncodeTask
-from vlbatch.graphs import PrefillGate
 from vlbatch.order import BatchOrder, IntArray
 from vlbatch.replay.recording import RecordedBatch
 from vlbatch.runner.drafting import Drafter
 from vlbatch.runner.faults import Faults
+from vlbatch.runner.gate import PrefillGate
 from vlbatch.runner.inputs import Engine, Logits, MediaPatches
 from vlbatch.runner.outputs import StepOutputs
 from vlbatch.runner.prompt import PromptBuilder
@@ -191,8 +191,7 @@ class Runner:
             return
         plan = vl.batch.plan(step.scheduled)
         order = self._faults.apply(vl, plan)
-        self.counters.count(plan)
-        self._count_cut_items(order)
+        self.counters.count(plan, vl.features)
         self._in_flight.append(self._forward(order))
         while len(self._in_flight) > self._settings.overlap:
             self._read(self._in_flight.popleft())
@@ -245,12 +244,8 @@ class Runner:
         return {
             outputs.order.req_ids[row]
             for outputs in self._in_flight
-            for row in np.flatnonzero(self._is_there(outputs) & (outputs.newest >= 0)).tolist()
+            for row in np.flatnonzero(outputs.is_there(self.vl) & (outputs.newest >= 0)).tolist()
         }
-
-    def _is_there(self, outputs: StepOutputs) -> npt.NDArray[np.bool_]:
-        """Row -> whether its request has been in the batch ever since."""
-        return np.equal(self.vl.batch.admission_of(outputs.order), outputs.admission)
 
     def _read(self, outputs: StepOutputs) -> None:
         """Give each request what a step gave it; finish those that are done, draft for others.
@@ -262,7 +257,7 @@ class Runner:
         restored = order.restore(sampled, counts=num_logits(order))
         drafts = num_drafts(order)
         drafting: dict[str, int] = {}
-        for row in np.flatnonzero(self._is_there(outputs)).tolist():
+        for row in np.flatnonzero(outputs.is_there(vl)).tolist():
             req_id, accepted = order.req_ids[row], int(outputs.accepted[row])
             self.counters.drafted += int(drafts[row])
             self.counters.accepted += accepted
@@ -308,14 +303,6 @@ class Runner:
         else:
             batch.append(req_id, "token_ids", token)
         return done
-
-    def _count_cut_items(self, order: BatchOrder) -> None:
-        stops = order.computed + order.scheduled
-        for row in range(order.num_leading_decodes, order.num_reqs):
-            req_id, stop = order.req_ids[row], int(stops[row])
-            for number, item in enumerate(self.vl.features.items_of(req_id)):
-                if item.offset < stop < item.stop:
-                    self.counters.cut_items.add((req_id, number))
 
 
 def _end(result: Result, status: Status, error: VlbatchError | None = None) -> None:

@@ -14,14 +14,14 @@ Rules
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from vlbatch.errors import InvariantBroken, OutOfBlocks, PromptTooLong, VlbatchError
-from vlbatch.graphs import PrefillGate
 from vlbatch.runner.blocks import BlockPool
+from vlbatch.runner.gate import PrefillGate
 from vlbatch.runner.prompt import Prompt
 from vlbatch.runner.requests import Request
 from vlbatch.runner.settings import RunSettings
@@ -54,7 +54,7 @@ class Scheduler:
     Attributes:
         gated: arrived and held at the gate, by id. In order of arrival.
         waiting: past the gate, not in the batch; preempted ones in front. In order of arrival.
-        running: in the batch, in order of arrival; all of them arrived before the waiting.
+        running: in the batch, by id. In order of arrival; all of them arrived before the waiting.
         pool: free KV blocks.
         num_preemptions: so far.
     """
@@ -77,7 +77,7 @@ class Scheduler:
         vl.before_leave = self.pool.give_back
         self.gated: dict[str, Job] = {}
         self.waiting: deque[Job] = deque()
-        self.running: list[Job] = []
+        self.running: dict[str, Job] = {}
         self.num_preemptions = 0
 
     @property
@@ -120,7 +120,7 @@ class Scheduler:
 
     def forget(self, req_id: str) -> None:
         """Drop a request that has left the batch."""
-        self.running = [job for job in self.running if job.req_id != req_id]
+        del self.running[req_id]
 
     # -- a step ------------------------------------------------------------------------------
     def schedule(self, held: Container[str] = ()) -> tuple[dict[str, int], dict[str, VlbatchError]]:
@@ -135,37 +135,42 @@ class Scheduler:
         if self.gate is not None:
             self.waiting.extend(map(self.gated.pop, self.gate.release()))
         preemptions = self.num_preemptions
-        scheduled = self._grant_running(held)
+        scheduled: dict[str, int] = {}
         refused: dict[str, VlbatchError] = {}
+        self._go_on(scheduled, held)
         if self.num_preemptions == preemptions:  # else blocks are short
             self._admit(scheduled, refused)
         self._give_drafters_places(scheduled)
         return scheduled, refused
 
-    def _grant_running(self, held: Container[str]) -> dict[str, int]:
+    def _go_on(self, scheduled: dict[str, int], held: Container[str]) -> None:
         """Schedule the running in order of arrival; the latest may be preempted on the way."""
-        scheduled: dict[str, int] = {}
-        for job in list(self.running):
-            if job not in self.running:  # preempted, and so is every later one
+        going = [job for job in self.running.values() if job.req_id not in held]
+        fits = self._ask(going, scheduled)
+        budget = self._budget(scheduled)
+        for job in going:
+            if job.req_id not in self.running:  # preempted, and so is every later one
                 break
-            if job.req_id in held:
-                continue
-            tokens = self._without_drafts_that_lack_blocks(job, self._want(job, scheduled))
+            tokens = min(fits[job.req_id], budget)
+            tokens = self._without_drafts_that_lack_blocks(job, tokens)
             if tokens and self._make_room(job, tokens):
                 scheduled[job.req_id] = tokens
-        return scheduled
+                budget -= tokens
 
     def _budget(self, scheduled: dict[str, int]) -> int:
         return self._settings.token_budget - sum(scheduled.values())
 
-    def _want(self, job: Job, scheduled: dict[str, int]) -> int:
-        """Tokens of the next chunk that all budgets but KV blocks allow."""
+    def _ask(self, jobs: Sequence[Job], scheduled: dict[str, int]) -> dict[str, int]:
+        """Tokens of the next chunks of these jobs, in order, that fit after what is scheduled.
+
+        Leaves out KV blocks and the token budget: a chunk may be cut to them, and where the budget
+        cuts one the later jobs get nothing.
+        """
+        return self._vl.ask({**scheduled, **{job.req_id: self._wish(job) for job in jobs}})
+
+    def _wish(self, job: Job) -> int:
         most = 1 + self._num_drafts(job) if self._is_decode(job) else self._settings.chunk
-        remaining = self._vl.batch.remaining_of(job.req_id)
-        wanted = min(most, remaining, self._left(job), self._budget(scheduled))
-        if wanted < 1:
-            return 0
-        return self._vl.ask({**scheduled, job.req_id: wanted})[job.req_id]
+        return min(most, self._vl.batch.remaining_of(job.req_id), self._left(job))
 
     def _is_decode(self, job: Job) -> bool:
         prompt_len, computed, _ = self._counts(job)
@@ -183,7 +188,7 @@ class Scheduler:
 
     def left_of(self, req_id: str) -> int:
         """Tokens that a running request has to compute until its end; 0 if it only has to wait."""
-        return next(self._left(job) for job in self.running if job.req_id == req_id)
+        return self._left(self.running[req_id])
 
     def _left(self, job: Job) -> int:
         batch = self._vl.batch
@@ -206,15 +211,15 @@ class Scheduler:
 
     def _give_drafters_places(self, scheduled: dict[str, int]) -> None:
         """Use blocks that are left for what a drafter writes past the step's tokens."""
-        for job in self.running:
-            if self._num_ahead and job.req_id in scheduled:
-                tokens = scheduled[job.req_id] + self._num_ahead
-                self._give_blocks(job, min(tokens, self._left(job)))
+        if self._num_ahead:
+            for req_id, tokens in scheduled.items():
+                job = self.running[req_id]
+                self._give_blocks(job, min(tokens + self._num_ahead, self._left(job)))
 
     def _make_room(self, job: Job, tokens: int) -> bool:
         """Give KV blocks, preempting the latest arrivals for them; False if that is the job."""
         while not self._give_blocks(job, tokens):
-            victim = self.running[-1]
+            victim = self.running[next(reversed(self.running))]
             self._preempt(victim)
             if victim is job:
                 return False
@@ -235,32 +240,46 @@ class Scheduler:
         *_, confirmed = self._counts(job)
         self._vl.confirm(job.req_id, confirmed)
         self._vl.preempt(job.req_id)
-        self.running.remove(job)
+        del self.running[job.req_id]
         self.waiting.appendleft(job)
         self.num_preemptions += 1
 
     # -- admission ---------------------------------------------------------------------------
     def _admit(self, scheduled: dict[str, int], refused: dict[str, VlbatchError]) -> None:
-        """Admit waiting requests in order, as far as rows, tokens and blocks go."""
-        while (
-            self.waiting
-            and len(self.running) < self._settings.max_num_seqs
-            and self._budget(scheduled) > 0
-        ):
+        """Admit waiting requests in order, as far as rows, tokens and blocks go.
+
+        Tokens that the encoder or the cache denies to some of them are left for another round.
+        """
+        budget = self._budget(scheduled)
+        while newcomers := self._enter_waiting(budget, refused):
+            fits = self._ask(newcomers, scheduled)
+            for job in newcomers:
+                tokens = min(fits[job.req_id], budget)
+                if tokens and self._give_blocks(job, tokens):
+                    scheduled[job.req_id] = tokens
+                    budget -= tokens
+
+    def _enter_waiting(self, budget: int, refused: dict[str, VlbatchError]) -> list[Job]:
+        """Let requests in whose first chunks there are tokens and blocks for; gives them none."""
+        newcomers: list[Job] = []
+        blocks = 0
+        while self.waiting and budget > 0 and len(self.running) < self._settings.max_num_seqs:
             job = self.waiting[0]
-            first = min(self._num_tokens(job), self._settings.chunk, self._budget(scheduled))
-            if not self.pool.can_take(self.pool.blocks_for(first)):
-                return
+            first = min(self._num_tokens(job), self._settings.chunk, budget)
+            needed = self.pool.blocks_for(first)
+            if not self.pool.can_take(blocks + needed):
+                break
             self.waiting.popleft()
             try:
                 self._enter(job)
             except VlbatchError as error:
                 refused[job.req_id] = error
                 continue
-            self.running.append(job)
-            tokens = self._want(job, scheduled)
-            if tokens and self._give_blocks(job, tokens):
-                scheduled[job.req_id] = tokens
+            self.running[job.req_id] = job
+            newcomers.append(job)
+            budget -= first
+            blocks += needed
+        return newcomers
 
     def _num_tokens(self, job: Job) -> int:
         """Tokens that the request would start with."""
@@ -291,7 +310,7 @@ class Scheduler:
         """
         self.pool.check()
         batch = self._vl.batch
-        running = {job.req_id for job in self.running}
+        running = self.running.keys()
         if running != set(batch.req_ids):
             raise InvariantBroken(f"running {sorted(running)}; the batch has {batch.req_ids}")
         waiting = {job.req_id for job in self.waiting}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from vlbatch.errors import InvalidField
-from vlbatch.graphs import PrefillGate
+from vlbatch.errors import InvalidSetting
 from vlbatch.order import OrderPolicy
+from vlbatch.runner.gate import PrefillGate
 
 Method: TypeAlias = Literal["none", "ngram", "mtp"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -71,38 +71,40 @@ class RunSettings:
     def __post_init__(self) -> None:
         """Refuse settings with which no step can be made."""
         if self.cache_bytes < 1:
-            raise InvalidField(f"got {self.cache_bytes}; expected >= 1", setting="cache_bytes")
+            raise InvalidSetting(f"got {self.cache_bytes}; expected >= 1", setting="cache_bytes")
         for name in (
             "max_num_seqs", "chunk", "token_budget", "kv_blocks", "block_size", "max_model_len",
             "encode_rows", "draft_tokens",
         ):  # fmt: skip
             if not 1 <= getattr(self, name) <= _INT32_MAX:  # as kernels count them
-                raise InvalidField(
+                raise InvalidSetting(
                     f"got {getattr(self, name)}; expected 1..{_INT32_MAX}", setting=name
                 )
         if not 0 <= self.overlap <= MAX_OVERLAP:
-            raise InvalidField(f"got {self.overlap}; expected 0..{MAX_OVERLAP}", setting="overlap")
+            raise InvalidSetting(
+                f"got {self.overlap}; expected 0..{MAX_OVERLAP}", setting="overlap"
+            )
         if self.speculative not in METHODS:
-            raise InvalidField(
+            raise InvalidSetting(
                 f"got {self.speculative!r}; expected one of {METHODS}", setting="speculative"
             )
         if self.graph not in GRAPH_MODES:
-            raise InvalidField(
+            raise InvalidSetting(
                 f"got {self.graph!r}; expected one of {GRAPH_MODES}", setting="graph"
             )
         if self.graph != "none" and not self.device.startswith("cuda"):
-            raise InvalidField(
+            raise InvalidSetting(
                 f"graphs are captured on a CUDA device, but the engine runs on {self.device!r}",
                 setting="graph, device",
             )
         if self.poison and self.graph == "none":
-            raise InvalidField(
+            raise InvalidSetting(
                 "pads are poisoned, but no step is padded without graphs", setting="poison, graph"
             )
         if self.prefill_gate is not None:
             PrefillGate(*self.prefill_gate)  # refuses what makes no gate
         if self.token_budget < self.max_num_seqs:
-            raise InvalidField(
+            raise InvalidSetting(
                 f"a step has room for {self.token_budget} tokens, but up to"
                 f" {self.max_num_seqs} requests decode one each",
                 setting="token_budget, max_num_seqs",

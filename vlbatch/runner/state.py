@@ -10,7 +10,7 @@ import numpy.typing as npt
 from vlbatch.backends import NumpyBackend
 from vlbatch.batch import InputBatch, ProposerInputBatch, own
 from vlbatch.cache import EncoderCache
-from vlbatch.errors import InvalidField
+from vlbatch.errors import InvalidSetting
 from vlbatch.features import FeatureInputs, FeatureSpec, FeatureStore
 from vlbatch.fields import Field, per_draft, ragged, row
 from vlbatch.order import DECODE, BatchOrder
@@ -100,11 +100,11 @@ def make_cache(settings: RunSettings, hidden_size: int) -> EncoderCache:
     """Make the encoder cache; its refusals name the run's own setting.
 
     Raises:
-        InvalidField: the budget holds no feature row.
+        InvalidSetting: the budget holds no feature row.
     """
     row_bytes = hidden_size * FEATURE_BYTES
     if settings.cache_bytes < row_bytes:
-        raise InvalidField(
+        raise InvalidSetting(
             f"got {settings.cache_bytes} bytes; a feature row of this model has {row_bytes}",
             setting="cache_bytes",
         )

@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,7 @@ from vlbatch.errors import MissingDependency, VlbatchError
 from vlbatch.runner._checks import check_feature_rows, check_inputs, count_feature_rows
 from vlbatch.runner._quiet import quiet_libraries
 from vlbatch.runner.inputs import Features, MediaPatches, StepInputs
-from vlbatch.runner.paged import plan_attention
+from vlbatch.runner.paged import plan_tokens
 
 if TYPE_CHECKING:
     from vlbatch.runner.mtp_transformers import TransformersMtpHead
@@ -49,58 +48,14 @@ try:
         from torch import Tensor
         from transformers import Qwen2_5_VLForConditionalGeneration
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        from vlbatch.runner._transformers_attention import PagedStep, StepBuffers, paged_attention
 except ModuleNotFoundError as error:
     raise MissingDependency(
         f"the transformers engine needs {error.name}: pip install 'vlbatch[torch]'"
     ) from error
 
 _ATTENTION_NAME = "vlbatch_paged"
-
-
-@dataclass(slots=True)
-class StepBuffers:
-    """Inputs of a text forward at fixed addresses; a forward of ``n`` tokens reads the first n.
-
-    Attributes:
-        embeddings: float32 ``[max_tokens, hidden]``, features merged in.
-        positions: int64 ``[3, max_tokens]``.
-        kv_slots: int64 ``[max_tokens]`` where each token's key and value go.
-        context: int64 ``[max_tokens, max_context]`` KV slots that a token attends to.
-        visible: bool ``[max_tokens, max_context]`` which of them exist.
-    """
-
-    embeddings: Tensor
-    positions: Tensor
-    kv_slots: Tensor
-    context: Tensor
-    visible: Tensor
-
-    def named(self) -> dict[str, Tensor]:
-        """Name -> tensor."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
-
-@dataclass(frozen=True, slots=True)
-class PagedStep:
-    """What the attention function needs of a step; views of the buffers.
-
-    Attributes:
-        keys: ``[layers, kv_slots + 1, kv_heads, head_dim]``, the last slot for pads.
-        values: the same.
-        kv_slots, context, visible: see ``StepBuffers``, first ``n`` tokens.
-    """
-
-    keys: Tensor
-    values: Tensor
-    kv_slots: Tensor
-    context: Tensor
-    visible: Tensor
-
-    @classmethod
-    def of(cls, keys: Tensor, values: Tensor, buffers: StepBuffers, num_tokens: int) -> PagedStep:
-        """The first tokens of the buffers, over these keys and values."""
-        n = num_tokens
-        return cls(keys, values, buffers.kv_slots[:n], buffers.context[:n], buffers.visible[:n])
 
 
 class TransformersEngine:
@@ -138,7 +93,7 @@ class TransformersEngine:
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError) as error:  # the latter from a build without CUDA
             raise VlbatchError(f"torch has no device {device!r}", setting="device") from error
-        ALL_ATTENTION_FUNCTIONS.register(_ATTENTION_NAME, _paged_attention)
+        ALL_ATTENTION_FUNCTIONS.register(_ATTENTION_NAME, paged_attention)
         try:
             with quiet_libraries():
                 model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
@@ -166,7 +121,7 @@ class TransformersEngine:
         self._num_blocks, self._block_size = num_blocks, block_size
         self.pad_slot = num_blocks * block_size
         self._keys, self._values = self.make_cache(text.num_hidden_layers)
-        self.buffers = self._make_buffers(max_tokens, max_context)
+        self.buffers = StepBuffers.zeros(max_tokens, max_context, self.hidden_size, self.device)
 
     def make_cache(self, num_layers: int) -> tuple[Tensor, Tensor]:
         """Allocate keys and values of more layers of this shape, for the same block tables."""
@@ -174,20 +129,6 @@ class TransformersEngine:
         head_dim = text.hidden_size // text.num_attention_heads
         shape = (num_layers, self.pad_slot + 1, text.num_key_value_heads, head_dim)
         return torch.zeros(shape, device=self.device), torch.zeros(shape, device=self.device)
-
-    def _make_buffers(self, max_tokens: int, max_context: int) -> StepBuffers:
-        def ints(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.int64, device=self.device)
-
-        visible = torch.zeros(max_tokens, max_context, dtype=torch.bool, device=self.device)
-        embeddings = torch.zeros(max_tokens, self.hidden_size, device=self.device)
-        return StepBuffers(
-            embeddings,
-            ints(3, max_tokens),
-            ints(max_tokens),
-            ints(max_tokens, max_context),
-            visible,
-        )
 
     # -- the engine's contract -----------------------------------------------------------------
     def encode(self, items: Sequence[MediaPatches]) -> list[Features]:
@@ -239,18 +180,22 @@ class TransformersEngine:
         features = [self._as_tensor(rows) for rows in inputs.features]
         shapes = [tuple(rows.shape) for rows in features]
         check_feature_rows(inputs, shapes, hidden_size=self.hidden_size)
-        plan_attention(inputs, num_blocks=self._num_blocks, block_size=self._block_size)
         num, buffers = inputs.token_ids.size, self.buffers
+        plan = plan_tokens(
+            inputs,
+            num_blocks=self._num_blocks,
+            block_size=self._block_size,
+            width=buffers.context.shape[1],
+        )
         ids = torch.tensor(inputs.token_ids, device=self.device)
         buffers.embeddings[:num] = self._embed_weight[ids]
         if features:
             places = torch.tensor(inputs.feature_tokens, device=self.device)
             buffers.embeddings[places] = torch.cat(features)
         buffers.positions[:, :num] = torch.tensor(inputs.positions, device=self.device)
-        slots, context, visible = self._token_contexts(inputs, buffers.context.shape[1])
-        buffers.kv_slots[:num] = slots
-        buffers.context[:num] = context
-        buffers.visible[:num] = visible
+        buffers.kv_slots[:num] = torch.from_numpy(plan.kv_slots)
+        buffers.context[:num] = torch.from_numpy(plan.context)
+        buffers.visible[:num] = torch.from_numpy(plan.visible)
         self._write_pads(num, padded_tokens, poison)
         return num
 
@@ -274,21 +219,6 @@ class TransformersEngine:
         buffers.context[pads] = self.pad_slot
         buffers.visible[pads] = False
         buffers.visible[pads, 0] = True
-
-    def _token_contexts(self, inputs: StepInputs, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """KV slots of each token and of what it attends to; unused entries repeat its own slot."""
-        lengths = np.diff(inputs.query_start).astype(np.int64)
-        row = np.repeat(np.arange(lengths.size), lengths)
-        index = np.arange(row.size) - inputs.query_start[:-1].astype(np.int64)[row]
-        index += inputs.computed.astype(np.int64)[row]
-        reach = np.minimum(np.arange(width), index[:, None])
-        tables = inputs.block_tables.astype(np.int64)
-        size = self._block_size
-        context = tables[row[:, None], reach // size] * size + reach % size
-        slots = tables[row, index // size] * size + index % size
-        visible = np.arange(width) <= index[:, None]
-        moved = [torch.from_numpy(a).to(self.device) for a in (slots, context, visible)]
-        return moved[0], moved[1], moved[2]
 
     def run_text(self, num_tokens: int) -> Tensor:
         """Text layers over the first ``num_tokens`` of the buffers; ``[num_tokens, hidden]``."""
@@ -317,42 +247,3 @@ class TransformersEngine:
         if isinstance(rows, Tensor):
             return rows
         return torch.as_tensor(np.asarray(rows), dtype=torch.float32, device=self.device)
-
-
-def _paged_attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,  # noqa: ARG001 (the registry's signature)
-    scaling: float,
-    paged_step: PagedStep,
-    **_: object,
-) -> tuple[Tensor, None]:
-    """Write keys and values of all tokens, then let each token attend to its own context.
-
-    Args:
-        module: the attention layer; its ``layer_idx`` picks the cache.
-        query: ``[1, heads, tokens, dim]``.
-        key: ``[1, kv_heads, tokens, dim]``.
-        value: the same.
-        attention_mask: not used.
-        scaling: of the scores.
-        paged_step: see ``PagedStep``.
-
-    Returns:
-        ``[1, tokens, heads, dim]`` and no weights.
-    """
-    keys, values = paged_step.keys[module.layer_idx], paged_step.values[module.layer_idx]
-    keys[paged_step.kv_slots] = key[0].transpose(0, 1)
-    values[paged_step.kv_slots] = value[0].transpose(0, 1)
-    context = paged_step.context
-    out = torch.nn.functional.scaled_dot_product_attention(
-        query[0].transpose(0, 1).unsqueeze(2),  # [tokens, heads, 1, dim]
-        keys[context].transpose(1, 2),  # [tokens, kv_heads, context, dim]
-        values[context].transpose(1, 2),
-        attn_mask=paged_step.visible[:, None, None],
-        scale=scaling,
-        enable_gqa=True,
-    )
-    return out.squeeze(2).unsqueeze(0), None

@@ -1,12 +1,12 @@
-"""Drafts: their rows in a step, what is accepted of them, what a drafter reads, who proposes them.
+"""Drafts: their rows in a step, what is accepted of them, what a drafter reads.
 
 Owns: pure functions over a step's ``BatchOrder``; no state.
-Never: holds a request, decides an order, or runs a model. The draft model's fields live in
-``vlbatch.batch.ProposerInputBatch``; its look-ahead in the features, in ``FeatureStore``.
+Never: holds a request, decides an order, proposes a token, or runs a model. The draft model's
+fields live in ``vlbatch.batch.ProposerInputBatch``; its look-ahead in the features, in
+``FeatureStore``.
 """
 
 from vlbatch.speculative.drafts import accept_greedy, logit_tokens, num_drafts, num_logits
-from vlbatch.speculative.ngram import propose_ngram
 from vlbatch.speculative.shift import (
     DrafterRows,
     clamp_placeholders,
@@ -22,6 +22,5 @@ __all__ = [
     "logit_tokens",
     "num_drafts",
     "num_logits",
-    "propose_ngram",
     "shift_tokens",
 ]

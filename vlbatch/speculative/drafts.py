@@ -33,7 +33,7 @@ def num_logits(order: BatchOrder) -> IntArray:
 def logit_tokens(order: BatchOrder) -> IntArray:
     """Tokens of the flattened step whose logits are wanted, in row order; see ``num_logits``."""
     counts = num_logits(order)
-    return _consecutive(order.query_start[1:] - counts, counts)
+    return consecutive(order.query_start[1:] - counts, counts)
 
 
 def accept_greedy(order: BatchOrder, token_ids: IntArray, sampled: IntArray) -> IntArray:
@@ -63,16 +63,16 @@ def accept_greedy(order: BatchOrder, token_ids: IntArray, sampled: IntArray) -> 
         if len(array) != expected:
             raise InvalidField(f"{name} has {len(array)} entries; the step has {expected}")
     first_logit = np.cumsum(logits) - logits
-    drafted = token_ids[_consecutive(order.query_start[:-1] + 1, drafts)]
-    is_right = drafted == sampled[_consecutive(first_logit, drafts)]
+    drafted = token_ids[consecutive(order.query_start[:-1] + 1, drafts)]
+    is_right = drafted == sampled[consecutive(first_logit, drafts)]
     row = np.repeat(np.arange(order.num_reqs), drafts)
-    number = _consecutive(np.zeros_like(drafts), drafts)
+    number = consecutive(np.zeros_like(drafts), drafts)
     accepted = drafts.copy()
     np.minimum.at(accepted, row[~is_right], number[~is_right])  # the first wrong one ends them
     return accepted
 
 
-def _consecutive(starts: IntArray, counts: IntArray) -> IntArray:
+def consecutive(starts: IntArray, counts: IntArray) -> IntArray:
     """``starts[i], starts[i] + 1, ...``, ``counts[i]`` of each, one after the other."""
     ends = np.cumsum(counts)
     offsets: IntArray = np.repeat(starts - (ends - counts), counts)

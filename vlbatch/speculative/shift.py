@@ -22,6 +22,7 @@ import numpy.typing as npt
 from vlbatch.errors import InvalidField
 from vlbatch.features import FeatureInputs
 from vlbatch.order import DECODE, BatchOrder, IntArray
+from vlbatch.speculative.drafts import consecutive
 
 UNKNOWN = -1
 """A token that is not sampled yet."""
@@ -77,9 +78,7 @@ class DrafterRows:
         lengths[np.asarray(skip, dtype=np.int64)] = 0
         start = np.zeros(order.num_reqs + 1, dtype=np.int32)
         np.cumsum(lengths, out=start[1:])
-        places: IntArray = np.arange(int(start[-1])) + np.repeat(
-            order.query_start[:-1].astype(np.int64) - start[:-1], lengths
-        )
+        places = consecutive(order.query_start[:-1].astype(np.int64), lengths)
         return cls(lengths, places, start)
 
     def features(self, order: BatchOrder, inputs: FeatureInputs) -> FeatureInputs:

@@ -4,7 +4,8 @@ Facts of the upstream's ``InputBatch`` (several public commits). What differs on
 - Fields that only look per-row there are declared as what they hold: cumulative offsets and
   token-level buffers are rebuilt, lists of row numbers are remapped, ``draft_logits`` is k + 1
   rows a request.
-- ``rope_emb`` of multimodal requests is not a field: positions are runs and a delta.
+- ``rope_emb`` of multimodal requests is a field only on request (``rope_table``): positions are
+  runs and a delta.
 - Fields that the upstream forgets to move (``req_ids``, ``entropy_list``,
   ``logits_processors_args``, ``max_reply_lens``, ``generated_modality``) are ordinary fields.
 """
@@ -12,6 +13,8 @@ Facts of the upstream's ``InputBatch`` (several public commits). What differs on
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+import numpy as np
 
 from vlbatch.fields import (
     Field,
@@ -24,7 +27,7 @@ from vlbatch.fields import (
     row,
     row_valued,
 )
-from vlbatch.fields.spec import Residency
+from vlbatch.fields.spec import OnPreempt, Residency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +48,12 @@ class FieldSizes:
         multimodal: declare the fields of vision-language models too.
         heavy_residency: where wide fields and Python objects are; ``"rows"`` is in batch order, as
             upstream.
-        pad_token_id, top_p, temperature, min_length: defaults of the model.
+        whole_rows: wide fields have no valid length and move whole, for runners that write them
+            by row and say nothing of lengths.
+        eos_tokens_lens: end tokens of the model.
+        rope_table: shape of one request's rotary table, ``None`` for none: positions are runs.
+        pad_token_id, top_p, temperature, min_length, penalty_score, frequency_score,
+        presence_score: defaults of the model.
     """
 
     max_num_seqs: int
@@ -60,10 +68,50 @@ class FieldSizes:
     num_blocks: int = 1024
     multimodal: bool = False
     heavy_residency: Residency = "slots"
+    whole_rows: bool = False
+    eos_tokens_lens: int = 1
+    rope_table: tuple[int, ...] | None = None
     pad_token_id: int = 0
     top_p: float = 0.7
     temperature: float = 0.95
     min_length: int = 1
+    penalty_score: float = 1.0
+    frequency_score: float = 0.0
+    presence_score: float = 0.0
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of a step."""
+        return self.max_num_seqs * self.max_chunk_tokens
+
+    def wide(
+        self,
+        name: str,
+        width: int,
+        dtype: str = "int64",
+        *,
+        default: object = 0,
+        on_preempt: OnPreempt = "keep",
+    ) -> Field:
+        """Declare a wide row, with or without a valid length."""
+        if self.whole_rows:
+            return row(
+                name,
+                (width,),
+                dtype,
+                default=default,
+                residency=self.heavy_residency,
+                layout="contiguous",
+                on_preempt=on_preempt,
+            )
+        return ragged(
+            name,
+            width,
+            dtype,
+            default=default,
+            residency=self.heavy_residency,
+            on_preempt=on_preempt,
+        )
 
 
 def declare_fields(sizes: FieldSizes) -> list[Field]:
@@ -79,15 +127,12 @@ def declare_fields(sizes: FieldSizes) -> list[Field]:
 def _text(s: FieldSizes) -> list[Field]:
     heavy = s.heavy_residency
     max_blocks = -(-s.max_model_len // s.block_size) + s.enc_dec_block_num
-    max_tokens = s.max_num_seqs * s.max_chunk_tokens
     return [
         # wide
-        ragged("token_ids_all", s.max_model_len, default=-1, residency=heavy),
-        ragged("input_ids", s.max_chunk_tokens, default=s.pad_token_id, residency=heavy),
-        ragged("bad_tokens", s.vocab_size, default=-1, residency=heavy),
-        ragged(
-            "block_tables", max_blocks, "int32", default=-1, residency=heavy, on_preempt="reset"
-        ),
+        s.wide("token_ids_all", s.max_model_len, default=-1),
+        s.wide("input_ids", s.max_chunk_tokens, default=s.pad_token_id),
+        s.wide("bad_tokens", s.vocab_size, default=-1),
+        s.wide("block_tables", max_blocks, "int32", default=-1, on_preempt="reset"),
         # sampling
         row("top_p", (1,), "float32", default=s.top_p),
         row("top_k", (1,), "int64"),
@@ -95,9 +140,9 @@ def _text(s: FieldSizes) -> list[Field]:
         row("min_p", (1,), "float32"),
         host("min_p_list", default=0.0, residency=heavy),
         row("temperature", (1,), "float32", default=s.temperature),
-        row("penalty_score", (1,), "float32", default=1.0),
-        row("frequency_score", (1,), "float32"),
-        row("presence_score", (1,), "float32"),
+        row("penalty_score", (1,), "float32", default=s.penalty_score),
+        row("frequency_score", (1,), "float32", default=s.frequency_score),
+        row("presence_score", (1,), "float32", default=s.presence_score),
         row("temp_scaled_logprobs", (1,), "bool"),
         row("top_p_normalized_logprobs", (1,), "bool"),
         row("min_dec_len", (1,), "int64", default=s.min_length),
@@ -144,7 +189,7 @@ def _text(s: FieldSizes) -> list[Field]:
         host("entropy_list", default=list, residency=heavy),
         host("logits_processors_args", default=dict, residency=heavy),
         # whole batch
-        batch_global("eos_token_id", (1, 1)),
+        batch_global("eos_token_id", (s.eos_tokens_lens, 1)),
         batch_global("not_need_stop", (1,), "bool"),
         batch_global("not_need_stop_device", (1,), "bool"),
         batch_global("step_lens", (1,), "int32"),
@@ -156,27 +201,40 @@ def _text(s: FieldSizes) -> list[Field]:
         batch_global("reasoning_allowed_tokens", (2,)),
         batch_global("seq_lens_kv", (s.max_num_seqs + 8, 1), "int32"),
         # rebuilt each step
-        packed("ids_remove_padding", (max_tokens,)),
+        packed("ids_remove_padding", (s.max_tokens,)),
         packed(
-            "batch_id_per_token", (max_tokens,), "int32",
-            default=-1, rebuild=lambda order: order.row_of_token,
+            "batch_id_per_token", (s.max_tokens, 1), "int32",
+            default=-1, rebuild=lambda order: order.row_of_token[:, np.newaxis],
         ),
         cumulative("cu_seqlens_q", lambda order: order.scheduled),
         cumulative("cu_seqlens_k", lambda order: order.scheduled + order.computed),
     ]  # fmt: skip
 
 
+HOST_FIELDS = frozenset(
+    {
+        "sampled_token_ids", "seq_lens_this_time_cpu", "is_block_step_cpu", "is_chunk_step",
+        "not_need_stop", "preempted_idx", "last_preempted_idx", "input_ids_cpu",
+        "seq_lens_decoder_cpu", "prompt_lens_cpu", "accept_tokens_cpu", "accept_num_cpu",
+        "top_k_list", "min_p_list", "req_ids", "entropy_list", "logits_processors_args",
+    }
+)  # fmt: skip
+"""Fields that are in host memory even where the others are on a device."""
+
+
 def _speculative(s: FieldSizes) -> list[Field]:
     heavy = s.heavy_residency
     return [
-        ragged("input_ids_cpu", s.max_model_len, default=-1, residency=heavy),
+        s.wide("input_ids_cpu", s.max_model_len, default=-1),
         per_draft("accept_tokens"),
         row("accept_num", (), "int32"),
         per_draft("draft_tokens", default=-1),
         row("actual_draft_token_num", (), "int32", default=s.num_draft_tokens),
         per_draft("step_draft_tokens", default=-1),
         row("step_seq_lens_this_time", (1,), "int32"),
-        per_draft("draft_logits", (s.vocab_size,), "float32", default=-1, residency=heavy),
+        per_draft(
+            "draft_logits", (s.vocab_size,), "float32", default=-1, residency=heavy, flat=True
+        ),
         row("seq_lens_decoder_cpu", (1,), "int32"),
         row("prompt_lens_cpu", (1,), "int64"),
         per_draft("accept_tokens_cpu"),
@@ -195,10 +253,8 @@ def _multimodal(s: FieldSizes) -> list[Field]:
         host("video_grid_thws", default=list, residency=heavy),
         host("video_infinity_scales", default=list, residency=heavy),
         row("attn_mask_offsets_decoder", (1,), "int32", default=-1),
-        ragged(
-            "attn_mask_offsets_full", s.max_model_len, "int32",
-            default=-1, residency=heavy,
-        ),
-        packed("attn_mask_offsets", (s.max_num_seqs * s.max_chunk_tokens,), "int32", default=-1),
+        s.wide("attn_mask_offsets_full", s.max_model_len, "int32", default=-1),
+        packed("attn_mask_offsets", (s.max_tokens,), "int32", default=-1),
         *([per_draft("decode_states", dtype="int32", default=-1)] if s.num_draft_tokens else []),
-    ]  # fmt: skip
+        *([row("rope_emb", s.rope_table, "float32", residency=heavy)] if s.rope_table else []),
+    ]

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from vlbatch.errors import InvalidField
+from vlbatch.errors import InvalidSetting
 from vlbatch.order import IntArray
 
 
@@ -38,11 +38,11 @@ def propose_ngram(
         int64 ``[0 .. num_drafts]``; empty if no suffix occurs earlier.
 
     Raises:
-        InvalidField: a number is below 1, or ``min_ngram`` above ``max_ngram``.
+        InvalidSetting: a number is below 1, or ``min_ngram`` above ``max_ngram``.
 
     """
     if min(num_drafts, min_ngram, window) < 1 or max_ngram < min_ngram:
-        raise InvalidField(
+        raise InvalidSetting(
             f"got num_drafts {num_drafts}, min_ngram {min_ngram}, max_ngram {max_ngram}, window"
             f" {window}; expected 1 <= min_ngram <= max_ngram and the others >= 1",
             setting="num_drafts, min_ngram, max_ngram, window",

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vlbatch.errors import InvalidField
-from vlbatch.speculative import propose_ngram
+from vlbatch.errors import InvalidSetting
+from vlbatch.runner.ngram import propose_ngram
 
 
 def drafted(tokens: list[int], num_drafts: int = 3, **settings: Any) -> list[int]:
@@ -89,7 +89,7 @@ def test_settings() -> None:
         {"window": 0},
         {"min_ngram": 3, "max_ngram": 2},
     ):
-        with pytest.raises(InvalidField, match="expected 1 <= min_ngram"):
+        with pytest.raises(InvalidSetting, match="expected 1 <= min_ngram"):
             drafted([1, 2], **bad)
 
 

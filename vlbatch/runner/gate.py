@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import inf
 from time import monotonic, sleep
 
-from vlbatch.errors import DuplicateRequest, InvalidField
+from vlbatch.errors import DuplicateRequest, InvalidSetting
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class PrefillGate:
         counters: events so far.
 
     Raises:
-        InvalidField: fewer than one prompt, or a negative or endless wait.
+        InvalidSetting: fewer than one prompt, or a negative or endless wait.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class PrefillGate:
         sleep: Callable[[float], None] = sleep,
     ) -> None:
         if num_prompts < 1 or not 0 <= max_wait < inf:
-            raise InvalidField(
+            raise InvalidSetting(
                 f"got {num_prompts} prompts, {max_wait} seconds; expected >= 1 and 0 or more",
                 setting="prefill_gate",
             )

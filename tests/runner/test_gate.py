@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from vlbatch.errors import DuplicateRequest, InvalidField
-from vlbatch.graphs import PrefillGate
+from vlbatch.errors import DuplicateRequest, InvalidSetting
+from vlbatch.runner.gate import PrefillGate
 
 
 class Clock:
@@ -69,7 +69,7 @@ def test_refusals() -> None:
     with pytest.raises(DuplicateRequest, match="a"):
         gate.arrive("a")
     for count, wait in ((0, 1.0), (1, -1.0), (1, float("nan"))):
-        with pytest.raises(InvalidField, match="prefill_gate"):
+        with pytest.raises(InvalidSetting, match="prefill_gate"):
             PrefillGate(count, wait)
 
 

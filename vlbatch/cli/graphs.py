@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from vlbatch.errors import InvalidField
+from vlbatch.errors import InvalidSetting
 
 
 @click.command("graphs")
@@ -44,8 +44,8 @@ def graphs_command(
     from rich.console import Console
     from rich.table import Table
 
+    from vlbatch.cli.graphs_report import captured_kinds, padding_of, step_buffers, tile_bounds
     from vlbatch.graphs.config import GraphConfig
-    from vlbatch.graphs.report import captured_kinds, padding_of, step_buffers, tile_bounds
     from vlbatch.graphs.tiles import TileShape
 
     config = GraphConfig(
@@ -109,9 +109,9 @@ def _read_lengths(path: Path) -> list[int]:
     try:
         steps = [int(word) for word in path.read_text(encoding="utf-8").split()]
     except (OSError, ValueError) as error:
-        raise InvalidField(
+        raise InvalidSetting(
             f"{path}: {error}; expected a file of integers, or uniform", setting="lengths"
         ) from error
     if not steps or min(steps) < 0:
-        raise InvalidField(f"{path} has no steps, or one of < 0 tokens", setting="lengths")
+        raise InvalidSetting(f"{path} has no steps, or one of < 0 tokens", setting="lengths")
     return steps

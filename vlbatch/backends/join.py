@@ -1,0 +1,29 @@
+"""Concatenation in whatever library the arrays are of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+
+# Any: arrays of a library that is known when they arrive
+def join_arrays(arrays: Sequence[Any]) -> Any:
+    """Concatenate arrays of one library along axis 0, on their device; a single one as it is.
+
+    Args:
+        arrays: at least one; numpy arrays, Paddle or torch tensors.
+    """
+    if len(arrays) == 1:
+        return arrays[0]
+    library = type(arrays[0]).__module__.partition(".")[0]
+    if library == "paddle":
+        import paddle
+
+        return paddle.concat(list(arrays))
+    if library == "torch":
+        import torch
+
+        return torch.cat(list(arrays))
+    return np.concatenate(arrays)

@@ -1,0 +1,141 @@
+"""Fields that follow from the order of a step: running sums of lengths, token-level buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import numpy as np
+
+from vlbatch.backends.base import Backend
+from vlbatch.backends.dtypes import HostArray, convert
+from vlbatch.errors import InvalidField
+from vlbatch.fields.spec import Field, Kind, Rebuild
+from vlbatch.order.batch_order import BatchOrder
+
+S = TypeVar("S")
+
+_Sums: TypeAlias = dict[tuple[int, str], tuple[HostArray, HostArray]]
+"""Lengths that cannot change any more, and their running sums, by id of the lengths and dtype."""
+
+
+@dataclass(slots=True)
+class _Derived(Generic[S]):
+    """One field.
+
+    Attributes:
+        field: its declaration.
+        rebuild: of the declaration.
+        array: where its values go.
+        entry: shape of one entry.
+        most: entries that ``rebuild`` may return.
+        is_sum: whether they are lengths, to be summed.
+        label: names it in a refusal.
+        used: entries that the array holds before its pads.
+    """
+
+    field: Field
+    rebuild: Rebuild
+    array: S
+    entry: tuple[int, ...]
+    most: int
+    is_sum: bool
+    label: str
+    used: int = 0
+
+
+class DerivedFields(Generic[S]):
+    """Computes them before rows move, and writes them after.
+
+    Args:
+        fields: of these, those with a ``rebuild``.
+        arrays: name -> array, of its whole shape.
+        shapes: name -> whole shape.
+        backend: of the arrays.
+    """
+
+    def __init__(
+        self,
+        fields: Iterable[Field],
+        arrays: Mapping[str, S],
+        shapes: Mapping[str, tuple[int, ...]],
+        # Any: what users are shown does not matter here
+        backend: Backend[S, Any],
+    ) -> None:
+        self._backend = backend
+        self._all: list[_Derived[S]] = []
+        for f in fields:
+            if f.rebuild is not None:
+                is_sum = f.kind is Kind.CUMULATIVE
+                num, *entry = shapes[f.name]
+                most, label = num - is_sum, f"rebuild of field {f.name!r}"
+                self._all.append(
+                    _Derived(f, f.rebuild, arrays[f.name], tuple(entry), most, is_sum, label)
+                )
+        self._sums: _Sums = {}  # of the latest step
+
+    def derive(self, order: BatchOrder) -> list[HostArray]:
+        """Compute the values of a step; changes nothing.
+
+        Raises:
+            InvalidField: a ``rebuild`` returned more values than its field holds, or entries of
+                another shape.
+        """
+        known, self._sums = self._sums, {}
+        return [self._derive(each, order, known) for each in self._all]
+
+    def write(self, values: Sequence[HostArray]) -> None:
+        """Write what ``derive`` computed, and the pads behind it up to where values were."""
+        for each, fresh in zip(self._all, values, strict=True):
+            self._backend.write(each.array, 0, fresh)
+            used, each.used = each.used, len(fresh)
+            if used > len(fresh):
+                pads = np.full((used - len(fresh), *each.entry), each.field.default_value)
+                self._backend.write(each.array, len(fresh), pads)
+
+    def forget(self, name: str) -> None:
+        """Say that a whole field was written by hand: the next step pads it up to its end."""
+        for each in self._all:
+            if each.field.name == name:
+                each.used = each.most + each.is_sum
+
+    def reset(self) -> None:
+        """Say that every array holds its default."""
+        for each in self._all:
+            each.used = 0
+
+    def _derive(self, each: _Derived[S], order: BatchOrder, known: _Sums) -> HostArray:
+        """Values of one field; ``known`` are sums of the step before."""
+        values = np.asarray(each.rebuild(order))
+        if not values.ndim or values.shape[1:] != each.entry or len(values) > each.most:
+            self._refuse(each, values)
+        if not each.is_sum:
+            return convert(values, each.field.dtype, what=each.label)
+        key = id(values), each.field.dtype
+        found = self._sums.get(key) or known.get(key) or (values, self._sum(each, values))
+        if not values.flags.writeable:
+            self._sums[key] = found
+        return found[1]
+
+    def _sum(self, each: _Derived[S], values: HostArray) -> HostArray:
+        """Sums before each row, then the total in every entry past the last row."""
+        lengths = convert(values, "int64", what=each.label)
+        num = len(lengths)
+        sums = np.zeros(each.most + 1, dtype=np.int64)
+        np.add.accumulate(lengths, out=sums[1 : num + 1])
+        sums[num + 1 :] = sums[num]
+        whole = sums.astype(each.field.stored_dtype)
+        if whole[-1] != sums[-1]:
+            return convert(sums, each.field.dtype, what=f"sums of field {each.field.name!r}")
+        return whole
+
+    def _refuse(self, each: _Derived[S], values: HostArray) -> None:
+        if not values.ndim or values.shape[1:] != each.entry:
+            raise InvalidField(
+                f"{each.label} got shape {values.shape}; expected {('n', *each.entry)}"
+            )
+        raise InvalidField(
+            f"{each.label} got {len(values)} entries; it holds {each.most}",
+            setting=f"shape of {each.field.name!r}",
+        )
