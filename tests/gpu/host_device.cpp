@@ -79,7 +79,12 @@ T argument(void** arguments, int i) {
 
 int run(const char* name, int num_blocks, void** a) {
   const auto is = [&](const char* kernel) { return std::strcmp(name, kernel) == 0; };
-  if (is("move_rows_by_value")) {
+  if (is("move_few_rows_by_value")) {
+    const auto record = argument<ShortRecord>(a, 2);
+    run_blocks(num_blocks, 8, true, [&] {
+      move_few_rows_by_value(argument<const Slice*>(a, 0), argument<int>(a, 1), record);
+    });
+  } else if (is("move_rows_by_value")) {
     const auto record = argument<Record>(a, 2);
     run_blocks(num_blocks, 8, true, [&] {
       move_rows_by_value(argument<const Slice*>(a, 0), argument<int>(a, 1), record);

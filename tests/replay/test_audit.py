@@ -10,7 +10,7 @@ import pytest
 
 from vlbatch import EncoderCache, FeatureStore, InputBatch, Item, NumpyBackend, VLBatch, fields
 from vlbatch.errors import InvalidField, InvariantBroken
-from vlbatch.replay.audit import Auditor, audit_seconds
+from vlbatch.replay.audit import Auditor
 
 Batch = VLBatch[Any]
 Convert = Callable[[np.ndarray[Any, Any]], Any]
@@ -204,7 +204,3 @@ class TestSchedule:
         """Settings out of range are refused by name."""
         with pytest.raises(InvalidField, match=next(iter(setting))):
             Auditor(vl, **setting)
-
-    def test_cost_can_be_measured(self, vl: Batch) -> None:
-        """The bench gets the seconds of one audit."""
-        assert 0 < audit_seconds(vl, repeats=2) < 10

@@ -121,10 +121,10 @@ class TestFields:
         fields.enter("A", {"tag": 7, "count": 9})
         fields.enter("B", {"tag": 8})
         fields.point("A", "peer", "B")
-        assert fields.expected("A", [None, "B", "A"]) == {"tag": 7, "count": 9, "peer": 1}
+        assert fields.expected("A", {"B": 1, "A": 2}) == {"tag": 7, "count": 9, "peer": 1}
 
         fields.preempt("A")
-        assert fields.expected("A", ["A", "B"]) == {"tag": 7, "count": 5, "peer": -1}
+        assert fields.expected("A", {"A": 0, "B": 1}) == {"tag": 7, "count": 5, "peer": -1}
 
     def test_pointer_to_someone_who_left(self) -> None:
         """It is -1 after the next step at the latest, also if someone else took the row."""
@@ -134,12 +134,12 @@ class TestFields:
         fields.point("A", "peer", "B")
         fields.write_ring(["B", "A"])
         fields.leave("B")
-        assert fields.expected("A", ["A", None])["peer"] is UNCHECKED
-        assert fields.expected_ring(["A", None]) == [UNCHECKED, 0]
+        assert fields.expected("A", {"A": 0})["peer"] is UNCHECKED
+        assert fields.expected_ring({"A": 0}) == [UNCHECKED, 0]
 
         fields.arranged()
-        assert fields.expected("A", ["C", "A"])["peer"] == -1
-        assert fields.expected_ring(["C", "A"]) == [-1, 1]
+        assert fields.expected("A", {"C": 0, "A": 1})["peer"] == -1
+        assert fields.expected_ring({"C": 0, "A": 1}) == [-1, 1]
 
     def test_values(self) -> None:
         """Floats are compared as float32 keeps them, everything else exactly."""
@@ -249,6 +249,20 @@ class TestStep:
         assert found
         assert found[0].what.startswith(what)
         assert len(found[0].table) == table
+
+    def test_given_up(self) -> None:
+        """Given up with X encoded: A refers to X and not to Y, and has computed nothing."""
+        oracle = Oracle(OracleSettings())
+        oracle.add("A", 9, [item("X", 1, 2), item("Y", 4, 3)])
+        for encoded, what in (([("X", 0), ("Y", 0)], ["encoded keys"]), ([("X", 0)], [])):
+            findings = oracle.step({"A": 9}, ObservedStep(encoded=encoded), abandoned=["X"])
+            assert [finding.what for finding in findings] == what
+            assert {key: e.references for key, e in oracle.cache.entries.items()} == {
+                ("X", 0): {("A", 0)}
+            }
+            assert (oracle.requests["A"].held, oracle.requests["A"].computed) == ({0: ("X", 0)}, 0)
+            oracle.cache.entries.clear()
+            oracle.requests["A"].held.clear()
 
     def test_eviction(self) -> None:
         """Entries in use stay; the longest unused goes first; nothing goes without need."""

@@ -81,6 +81,12 @@ class TestFeatures:
         divergence = replay_file(path).divergence
         assert divergence is not None
         assert (divergence.step, divergence.req_id) == (1, "a")
+        assert str(divergence).endswith(
+            "features at token 2 of request 'a': expected (cat, 0), got (dog, 0)"
+        )
+        assert [(row.expected, row.got) for row in divergence.table] == [
+            (f"(cat, {n})", f"(dog, {n})") for n in range(6)
+        ]
 
     def test_shifted_rows(self, recorder: Recorder, path: Path) -> None:
         """Rows that land one token late are written at the tokens that got them."""
@@ -228,6 +234,7 @@ class TestSteps:
         divergence = replay_file(path).divergence
         assert divergence is not None
         assert (divergence.step, divergence.what, divergence.req_id) == (2, "kv_index", "a")
+        assert (divergence.expected, divergence.got) == ([3], [4])
 
     def test_accepted_drafts(self, path: Path) -> None:
         """Progress grows by what was accepted; where nothing is said, by all drafts."""
@@ -277,6 +284,37 @@ class TestSteps:
             {"expect": {"positions": {"b": [[0, 1, 2]] * 3}, "failed": ["a"]}},
         ]
         assert replay_file(path).status == "ok"
+
+    def test_given_up(self, path: Path) -> None:
+        """A step that is given up stands in the file with what was encoded or failed by then."""
+        with Recorder(path) as recorder:
+            for req_id, key in (("a", "cat"), ("b", "dog"), ("c", "owl")):
+                recorder.admit(req_id, prompt_len=10, items=[image(key, 2)])
+            recorder.step({"a": 10, "b": 10, "c": 10})
+            recorder.encoded("cat", CAT)
+            recorder.encoded("dog", RuntimeError("out of memory"))
+            recorder.left("b", "fail")
+            recorder.given_up()
+            recorder.step({"a": 10})
+            recorder.gathered(["a"], tokens=range(2, 8), features=CAT)
+
+        assert lines_of(path)[5:8] == [
+            {"fail_encode": ["dog"]},
+            {"step": {"a": 10, "b": 10, "c": 10}, "abandon": ["cat", "dog"]},
+            {"expect": {"failed": ["b"]}},
+        ]
+        assert replay_file(path).status == "ok"
+
+    def test_refused_by_the_rules(self, path: Path) -> None:
+        """What a runner did though it is to be refused is got; the refusal is expected."""
+        with Recorder(path) as recorder:
+            recorder.admit("a", prompt_len=3)
+            recorder.step({"a": 4})
+
+        divergence = replay_file(path).divergence
+        assert divergence is not None
+        assert (divergence.what, divergence.got) == ("event", "no refusal")
+        assert str(divergence.expected).startswith("InvalidSchedule")
 
     def test_left_before_the_forward(self, path: Path) -> None:
         """A request that is aborted before the forward is no part of the step."""

@@ -195,6 +195,55 @@ class TestEncodes:
         assert replay_lines(tmp_path, held).status == "ok"
 
 
+class TestAbandoned:
+    """A cache of 8 rows; A holds X (4 rows), B needs X, Y (2 rows) and Z (2 rows)."""
+
+    LINES = [  # noqa: RUF012 (read only)
+        add("A", 8, X),
+        step(A=3),
+        add("B", 14, X, image("Y", 6, (1, 1, 2)), image("Z", 8, (1, 1, 2))),
+        {"step": {"A": 1, "B": 14}, "abandon": ["Y"]},
+    ]
+
+    def replay(self, tmp_path: Path, *lines: Line) -> Divergence | None:
+        return replay_lines(tmp_path, [*self.LINES, *lines], cache_rows=8).divergence
+
+    def test_what_stays(self, tmp_path: Path) -> None:
+        """What was encoded and found stays referred to, the rest goes back; nobody moves on."""
+        first = expect(encoded=["Y"], hits=["X"], failed=[], order=["A", "B"], moved=0)
+        cache = expect(cache={"used": 6, "reclaimable": 2, "referenced": ["X", "Y"]})
+        again = [step(A=1, B=14), expect(encoded=["Z"], kv_index={"A": [3], "B": list(range(14))})]
+
+        found = self.replay(tmp_path, first, cache, *again)
+
+        assert found is None, str(found)
+
+    def test_wrong_encodes(self, tmp_path: Path) -> None:
+        """A file that says otherwise diverges at its line."""
+        found = self.replay(tmp_path, expect(encoded=["Y", "Z"]))
+
+        assert found is not None
+        assert (found.line, found.step, found.what, found.got) == (6, 2, "encoded", ["Y"])
+
+    def test_failed_encode(self, tmp_path: Path) -> None:
+        """An encode that fails before the step is given up costs its request."""
+        lines = [*self.LINES[:3], {"fail_encode": ["Y"]}, self.LINES[3]]
+        lines += [expect(failed=["B"], encoded=[], order=["A"]), step(A=5)]
+
+        result = replay_lines(tmp_path, lines, cache_rows=8)
+
+        assert result.status == "ok", str(result.divergence)
+
+    def test_drafts_are_counted_from_where_it_was(self, tmp_path: Path) -> None:
+        """Without draft_tokens in the header, a step given up counts no tokens as computed."""
+        lines = [add("A", 4), {"step": {"A": 4}, "abandon": []}, step(A=4), step(A=3)]
+        lines += [{"ask": {"A": 10}}, expect(fit={"A": 3})]  # a token and two drafts
+
+        result = replay_lines(tmp_path, lines)
+
+        assert result.status == "ok", str(result.divergence)
+
+
 class TestRefusals:
     LINES = [add("A", 8), step(A=4), step(A=5)]  # noqa: RUF012 (read only)
 

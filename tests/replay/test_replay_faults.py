@@ -19,6 +19,7 @@ from vlbatch.batch import Progress, ProposerInputBatch
 from vlbatch.cache import Ledger
 from vlbatch.features import PlacedItem
 from vlbatch.fields import FieldStorage
+from vlbatch.fields.derived import DerivedFields
 from vlbatch.order import DECODE, EXTEND, BatchOrder
 from vlbatch.replay import read_scenario, replay
 
@@ -153,8 +154,8 @@ def _keep_old_weights(original: Any, cache: EncoderCache, epoch: int) -> None:
 
 
 # -- rows and progress ---------------------------------------------------------------------------
-def _never_decode(original: Any, progress: Progress, slots: Any) -> Any:
-    classes = original(progress, slots)
+def _never_decode(original: Any, *a: Any) -> Any:
+    classes = original(*a)
     return np.where(classes == DECODE, EXTEND, classes)
 
 
@@ -282,7 +283,7 @@ FAULTS = [
     Fault(
         "derived fields are not rebuilt",
         "b33-nothing-of-the-last-batch",
-        missing(FieldStorage, "write_derived"),
+        missing(DerivedFields, "write"),
         11, None, "derived field 'query_start'",
     ),
     Fault(

@@ -147,6 +147,23 @@ class TestMedia:
 
         assert [column.cells[0].pieces[0].rows for column in timeline.columns] == [(0, 2), (2, 4)]
 
+    def test_step_given_up(self, path: Path) -> None:
+        """A step that is given up has a column without rows, and what was encoded in it."""
+        dog = {**CAT, "key": "dog", "offset": 8}
+        lines = [
+            {"add": {"req_id": "a", "prompt_len": 15, "items": [CAT, dog]}},
+            {"step": {"a": 15}, "abandon": ["dog"]},
+            {"expect": {"encoded": ["dog"]}},
+            {"step": {"a": 15}},
+            {"expect": {"encoded": ["cat"]}},
+        ]
+        timeline = build(write(path, lines))
+
+        assert [(c.number, len(c.cells), c.encoded) for c in timeline.columns] == [
+            (1, 0, {"dog": 6}), (2, 1, {"cat": 6})
+        ]  # fmt: skip
+        assert not faults_of(timeline)
+
     def test_encodes_hits_and_evictions(self, path: Path) -> None:
         """A step lists what it encoded, found and evicted; failures are among the requests."""
 

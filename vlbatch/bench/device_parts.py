@@ -94,10 +94,12 @@ def check_move(storage: FieldStorage[torch.Tensor, torch.Tensor], moves: RowMove
         if f.is_per_request and f.residency == "rows" and f.kind is not Kind.ROW_VALUED
     ]
     index = torch.from_numpy(source).to(storage.arrays[names[0]].device)
-    expected = {name: storage.arrays[name][index] for name in names}
+    # a flat field has several entries a row
+    by_row = {name: storage.arrays[name].view(torch.uint8).view(NUM_REQS, -1) for name in names}
+    expected = {name: array[index] for name, array in by_row.items()}
     storage.move(moves)
     for name, values in expected.items():
-        if not torch.equal(storage.arrays[name].view(torch.uint8), values.view(torch.uint8)):
+        if not torch.equal(by_row[name], values):
             raise AssertionError(f"field {name!r} was not moved right")
 
 

@@ -185,16 +185,3 @@ def _prints(features: Features, rows: Iterable[int]) -> Fingerprints:
     levels: tuple[Any, ...] = features  # Any: the array type is the engine's
     each = [row_fingerprints(tuple(level[row : row + 1] for level in levels)) for row in rows]
     return np.concatenate(each)
-
-
-def audit_seconds(vl: VLBatch[E], *, repeats: int = 10) -> float:
-    """Time one audit of a batch as it is now: the least of some repeats.
-
-    Args:
-        vl: to audit.
-        repeats: number of audits.
-
-    """
-    auditor = Auditor(vl, every=0)
-    auditor.step()
-    return min(auditor.audit().seconds for _ in range(repeats))

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from vlbatch.backends.dtypes import HostArray
 from vlbatch.batch import DraftField, copied, own, shared
 from vlbatch.batch.access import FieldAccess
 from vlbatch.fields import (
@@ -25,6 +24,7 @@ from vlbatch.fields import (
     row,
     row_valued,
 )
+from vlbatch.replay.fingerprints import to_host
 from vlbatch.replay.oracle import FieldRule
 
 CONSTANT = 77
@@ -150,27 +150,27 @@ def stored_values(
     batch: FieldAccess[object], rows: Mapping[str, int], slots: Mapping[str, int], prefix: str = ""
 ) -> dict[str, dict[str, object]]:
     """Request -> field -> what lies in the arrays at its row or slot, past the accessors."""
-    values: dict[str, dict[str, object]] = {req_id: {} for req_id in rows}
+    columns: dict[str, list[object]] = {}
     for name, field in batch.registry.items():
         if not field.is_per_request:
             continue
         index = slots if field.residency == "slots" else rows
-        is_host = field.kind is Kind.HOST
-        whole = batch.objects(name) if is_host else to_host(batch[name])
-        for req_id in rows:
-            value = whole[index[req_id]]
-            if isinstance(value, np.ndarray) and field.kind is Kind.RAGGED:
-                value = value[: batch.length(req_id, name)]
-            values[req_id][prefix + name] = as_plain(value)
-    return values
+        if field.kind is Kind.HOST:
+            objects = batch.objects(name)
+            columns[prefix + name] = [objects[index[r]] for r in rows]
+            continue
+        whole = to_host(batch[name])[: 1 + max(index.values(), default=-1)].tolist()
+        if field.kind is Kind.RAGGED:
+            columns[prefix + name] = [whole[index[r]][: batch.length(r, name)] for r in rows]
+        else:
+            columns[prefix + name] = [whole[index[r]] for r in rows]
+    values = zip(*columns.values(), strict=True)
+    return {
+        r: dict(zip(columns, of_request, strict=True))
+        for r, of_request in zip(rows, values, strict=True)
+    }
 
 
 def as_plain(value: object) -> object:
     """An array as a list or a number; an object as it is."""
     return value.tolist() if hasattr(value, "tolist") else value
-
-
-def to_host(array: object) -> HostArray:
-    """An array or tensor of any backend as an array of the host."""
-    on_cpu = array.cpu() if hasattr(array, "cpu") else array
-    return np.asarray(on_cpu)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vlbatch.replay.oracle import FeatureRow, Finding
 
@@ -14,8 +14,8 @@ class Divergence(Exception):
     Attributes:
         line: number of the event, or of the expectation that is not met.
         what: the thing compared.
-        expected: by the file or the oracle.
-        got: from the library.
+        expected: by the file or the oracle; of a trace, what is right.
+        got: from the library; of a trace, what the runner did.
         req_id: the request concerned, where it is one.
         step: number of steps up to there, the diverging one included.
         table: tokens with wrong features.
@@ -56,6 +56,19 @@ class Divergence(Exception):
             req_id=finding.req_id,
             step=step,
             table=finding.table,
+        )
+
+    def turned(self) -> Divergence:
+        """The same of a trace: what the library did is right, what the file has was done."""
+        table = tuple(replace(row, expected=row.got, got=row.expected) for row in self.table)
+        return Divergence(
+            self.line,
+            self.what,
+            self.got,
+            self.expected,
+            req_id=self.req_id,
+            step=self.step,
+            table=table,
         )
 
 

@@ -37,6 +37,9 @@ class _Comparison:
         self._seen = outcome.seen
         self._world = world
         self._state = state
+        starts = self._seen.derived.get("query_start", [])
+        bounds = zip(self._seen.order, starts, starts[1:], strict=False)
+        self._chunks = {r: slice(start, stop) for r, start, stop in bounds}  # tokens of the step
 
     def run(self) -> None:
         """Compare each key; the cause of a failure comes before its consequences."""
@@ -159,13 +162,9 @@ class _Comparison:
             self._equal("encoded", expected, [])
             return
         delivered = [content for content, _ in run.seen.encoded]
-        by_row = [
-            content
-            for req_id in run.seen.order
-            for content in delivered
-            if req_id == next((r for r in run.seen.order if r in run.needed_by[content]), None)
-        ]
-        if expected not in (delivered, list(run.needed_by), by_row):
+        order, needed_by = run.seen.order, run.needed_by
+        by_row = dict.fromkeys(c for r in order for c in delivered if r in needed_by[c])
+        if expected not in (delivered, list(needed_by), list(by_row)):
             self._diverge("encoded", expected, delivered)
 
     def _hits(self) -> None:
@@ -180,47 +179,31 @@ class _Comparison:
             self._diverge("hits", sorted(expected), sorted(found))
 
     def _features(self) -> None:
+        delivered = self._delivered()
         for req_id, runs in (self._given.features or {}).items():
             items = self._world.items.get(req_id, [])
             expected = {place for run in runs for place in expand(run, items)}
-            got: set[Placed] = set()
-            if self._seen.features:
-                for token, (content, row, _) in self._seen.features[0]:
-                    owner, index = self._token(token)
-                    if owner == req_id:
-                        got.add((index, content, row))
+            got = delivered.get(req_id, set())
             if expected != got:
                 table = table_of(req_id, expected, got)
                 what = f"features at token {table[0].token}"
                 self._diverge(what, table[0].expected, table[0].got, req_id, table)
 
-    def _token(self, number: int) -> tuple[str, int]:
-        """Request and token index of a token of the step."""
-        start = 0
-        for req_id in self._seen.order:
-            tokens = self._tokens_of(req_id)
-            if number < start + len(tokens):
-                return req_id, tokens[number - start]
-            start += len(tokens)
-        return "", number
-
-    def _tokens_of(self, req_id: str) -> list[int]:
-        """Token indices of a request in the step."""
-        starts = self._seen.derived.get("query_start", [])
-        if req_id not in self._seen.order:
-            return []
-        row = self._seen.order.index(req_id)
-        return self._seen.token_indices[starts[row] : starts[row + 1]]
+    def _delivered(self) -> dict[str, set[Placed]]:
+        """Request -> what its tokens got in the step."""
+        owner_of = [r for r, chunk in self._chunks.items() for _ in range(chunk.start, chunk.stop)]
+        delivered: dict[str, set[Placed]] = {}
+        for token, (content, row, _) in self._seen.features[0] if self._seen.features else ():
+            place = (self._seen.token_indices[token], content, row)
+            delivered.setdefault(owner_of[token], set()).add(place)
+        return delivered
 
     # -- positions ---------------------------------------------------------------------------
     def _positions(self) -> None:
         """One list an axis; one list alone stands for every axis."""
-        starts = self._seen.derived.get("query_start", [])
         for req_id, expected in (self._given.positions or {}).items():
-            got: list[list[int]] = []
-            if req_id in self._seen.order:
-                row = self._seen.order.index(req_id)
-                got = [axis[starts[row] : starts[row + 1]] for axis in self._seen.positions]
+            chunk = self._chunks.get(req_id)
+            got = [axis[chunk] for axis in self._seen.positions] if chunk else []
             axes = [list(axis) for axis in expected]
             if len(axes) == 1:
                 axes *= max(len(got), 1)
@@ -228,7 +211,8 @@ class _Comparison:
 
     def _kv_index(self) -> None:
         for req_id, expected in (self._given.kv_index or {}).items():
-            self._equal("kv_index", list(expected), self._tokens_of(req_id), req_id)
+            indices = self._seen.token_indices[self._chunks.get(req_id, slice(0))]
+            self._equal("kv_index", list(expected), indices, req_id)
 
     def _next_position(self) -> None:
         """Position of the next token to compute; inside the prompt also of the first generated."""

@@ -90,7 +90,7 @@ class _Reading:
             reason = "the file is empty; expected a header"
             raise ScenarioError(self._file, 1, "vlbatch_scenario", reason)
         lines = tuple(EventLine(line, event, tuple(about)) for line, event, about in self._events)
-        return Scenario(self._file, self._header, tuple(self._opening), lines, torn)
+        return Scenario(self._file, self._header, tuple(self._opening), lines, self.is_trace, torn)
 
 
 def _lines(path: str | Path, file: str) -> Iterator[tuple[int, str]]:
@@ -153,22 +153,28 @@ def _read_header(node: Node) -> Header:
 # -- events --------------------------------------------------------------------------------------
 def _read_event(node: Node) -> Event | None:
     """Read an event; a line with nothing but a note is none."""
-    given = node.record((*_EVENTS, "accept", "in_flight", "expect", "note"))
+    given = node.record((*_EVENTS, *_BESIDE, "expect", "note"))
     names = [name for name in given if name in _EVENTS]
     if not names and set(given) == {"note"}:
         return None
     if len(names) != 1:
         node.fail(f"got {list(given)}; expected one of {', '.join((*_EVENTS, 'expect', 'note'))}")
     event = _EVENTS[names[0]](given[names[0]])
-    if "accept" in given:
-        if not isinstance(event, Step):
-            given["accept"].fail("belongs to a step")
-        event = replace(event, accept=given["accept"].members(Node.integer))
-    if "in_flight" in given:
-        if not isinstance(event, Confirm):
-            given["in_flight"].fail("belongs to a confirm")
-        event = replace(event, in_flight=given["in_flight"].members(Node.integer))
+    for name in [name for name in given if name in _BESIDE]:
+        owner, read = _BESIDE[name]
+        if owner != names[0]:
+            given[name].fail(f"belongs to a {owner}")
+        event = replace(event, **{name: read(given[name])})
     return event
+
+
+# Any: each value has the type of its field, because its reader returns it
+_BESIDE: dict[str, tuple[str, Callable[[Node], Any]]] = {
+    "accept": ("step", lambda node: node.members(Node.integer)),
+    "abandon": ("step", lambda node: node.array(Node.text)),
+    "in_flight": ("confirm", lambda node: node.members(Node.integer)),
+}
+"""Keys beside an event: of which one, and how they are read."""
 
 
 def _read_add(node: Node) -> Add:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import NoReturn
 
 from vlbatch.errors import InvariantBroken, VlbatchError
@@ -42,17 +43,17 @@ class Judge:
             self.line, what, expected, got, req_id=req_id, step=self.world.num_steps
         ) from cause
 
-    def compare_state(self, *, moved: bool = False) -> None:
+    def compare_state(self) -> None:
         """Compare everything between events, and let every object check itself.
 
-        Args:
-            moved: rows have just moved: read every field through the library too.
-
+        Fields of requests that came or changed row are read through the library too.
         """
+        known = {r: row for row, r in enumerate(self.state.rows)}
         self.state = self.world.observe()
-        if moved:
-            self.state.values = observe_reads(self.world.vl, self.world.draft)
-        for finding in self.world.oracle.compare(self.state):
+        rows = enumerate(self.state.rows)
+        placed = [r for row, r in rows if r is not None and known.get(r) != row]
+        reads = observe_reads(self.world.vl, self.world.draft, placed)
+        for finding in self.world.oracle.compare(replace(self.state, values=reads)):
             raise Divergence.of(finding, self.line, self.world.num_steps)
         if self.state.whole["constant"] != [CONSTANT]:
             self.diverge("global field", [CONSTANT], self.state.whole["constant"])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 
 from vlbatch import BatchOrder, EntryKey, RowMoves, SideTable, VLBatch
 from vlbatch.batch import ProposerInputBatch
-from vlbatch.replay.declared import DERIVED_FIELDS, DRAFT, read_values, stored_values, to_host
+from vlbatch.replay.declared import DERIVED_FIELDS, DRAFT, read_values, stored_values
+from vlbatch.replay.fingerprints import to_host
 from vlbatch.replay.oracle import ObservedState, ObservedStep
 from vlbatch.replay.oracle.values import Key
 
@@ -70,11 +71,10 @@ def observe_state(
 
 
 def observe_reads(
-    vl: VLBatch[object], draft: ProposerInputBatch[object]
+    vl: VLBatch[object], draft: ProposerInputBatch[object], req_ids: Sequence[str]
 ) -> dict[str, dict[str, object]]:
     """Request -> field -> its value, read through the library."""
-    live = vl.batch.req_ids
-    return _merged(read_values(vl.batch, live), read_values(draft, live, DRAFT))
+    return _merged(read_values(vl.batch, req_ids), read_values(draft, req_ids, DRAFT))
 
 
 def _merged(

@@ -26,11 +26,18 @@ class Player(Judge):
         for line in scenario.events:
             self.line = line.line
             outcome = self.play_event(line)
-            refused = outcome.refused
-            if refused is not None and not line.expects_refusal and not outcome.no_op:
-                self.diverge("event", "no refusal", describe_error(refused), refused.req_id)
-            for expectation in line.expectations:
-                compare_expectation(expectation, outcome, self.world, self.state)
+            try:
+                self._compare_file(line, outcome)
+            except Divergence as divergence:
+                raise divergence.turned() if scenario.is_trace else divergence from None
+
+    def _compare_file(self, line: sc.EventLine, outcome: Outcome) -> None:
+        """Compare what the file says of an event with what became of it."""
+        refused = outcome.refused
+        if refused is not None and not line.expects_refusal and not outcome.no_op:
+            self.diverge("event", "no refusal", describe_error(refused), refused.req_id)
+        for expectation in line.expectations:
+            compare_expectation(expectation, outcome, self.world, self.state)
 
     def play_event(self, line: sc.EventLine) -> Outcome:
         """Play one event and compare everything with the oracle."""
@@ -137,18 +144,24 @@ class Player(Judge):
                 raise InvalidSchedule(f"accepted {dict(event.accept)} of {dict(event.scheduled)}")
             step = self.world.vl.begin(event.scheduled)
             if not reasons:
-                runs.append(run_step(self.world, step, event.accept))
+                runs.append(run_step(self.world, step, event))
 
         refused = self.attempt(act, reasons)
         if refused is not None:
             return Outcome(refused=refused)
         run = runs[0]
         findings = self.world.oracle.step(
-            event.scheduled, run.seen, accepted=event.accept, failing=run.failing
+            event.scheduled,
+            run.seen,
+            accepted=event.accept,
+            failing=run.failing,
+            abandoned=event.abandon,
         )
         for finding in findings:
             raise Divergence.of(finding, self.line, self.world.num_steps)
-        self.compare_state(moved=True)  # before new values hide what moved wrongly
+        if event.abandon is not None:
+            return Outcome(run=run)
+        self.compare_state()  # before new values hide what moved wrongly
         if self.world.last is not None:
             write_outputs(self.world, self.world.last)
         return Outcome(run=run)

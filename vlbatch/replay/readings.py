@@ -8,9 +8,10 @@ Files
   Blank lines are skipped; a name that ends in .gz is read through gzip.
   "note" may stand in any line. Unknown keys, a key given twice in one
   object and wrong types are refused with file, line and key.
-  A recorded trace that was cut off in its last line is replayed up to
-  there, and says so. encode_rows may be null. Without draft_tokens, k is the most drafts
-  that a decode of the file computes.
+  Of a recorded trace, "expected" is what is right and "got" what the
+  runner did; one that was cut off in its last line is replayed up to
+  there, and says so. encode_rows may be null. Without draft_tokens, k
+  is the most drafts that a decode of the file computes.
 
 \b
 Events
@@ -33,6 +34,9 @@ Events
              Live requests without tokens have rows behind the others.
              The encoder runs before rows move: a request that fails has
              no row in that step. {} only closes holes.
+             With "abandon": ["X"] beside it the step is given up before
+             its forward, once these of its keys are encoded (or have
+             failed): they stay, nothing is computed and no row moves.
   accept     for a decode, 0 to drafts; else the step is refused.
   confirm    may name several requests; refused whole or not at all.
              With "in_flight": {"A": 4} beside it, so many tokens of

@@ -17,7 +17,7 @@ from vlbatch.cache import EntryKey, Features
 from vlbatch.errors import EncodeFailed, InvalidField
 from vlbatch.features import FeatureInputs
 from vlbatch.items import IntArray, Item
-from vlbatch.order import BatchOrder, Scheduled
+from vlbatch.order import BatchOrder, OrderPolicy, Scheduled
 from vlbatch.replay.field_watch import FieldWatch
 from vlbatch.replay.recorder import Recorder
 from vlbatch.replay.scenario import Header
@@ -186,14 +186,20 @@ class RecordedBatch(VLBatch[E]):
         """Give up a step; see ``VLBatch.abandon``."""
         super().abandon(step)
         self._is_begun = False
+        self._entries = set(self.features.cache.present())
         self.recorder.given_up()
 
-    def arrange(self, step: Step) -> BatchOrder:
-        """Move rows; see ``VLBatch.arrange``."""
+    def arrange(self, step: Step, *, policy: OrderPolicy | None = None) -> BatchOrder:
+        """Move rows; see ``VLBatch.arrange``.
+
+        The format knows one policy: from the first other one on, row orders are only noted.
+        """
+        if policy not in (None, self.batch.policy):
+            self.recorder.ignore_order()
         if self._fields is None:
-            return super().arrange(step)
+            return super().arrange(step, policy=policy)
         self._fields.before_move()
-        order = super().arrange(step)
+        order = super().arrange(step, policy=policy)
         self._misplaced = self._fields.after_move(order.req_ids)
         return order
 
@@ -261,7 +267,7 @@ class RecordedBatch(VLBatch[E]):
 
 def header_of(vl: VLBatch[E]) -> Header:
     """Settings of a batch as a header of the scenario format."""
-    limits = vl.features._limits  # noqa: SLF001 (nothing public says them)
+    limits = vl.features.limits
     return Header(
         capacity=vl.batch.capacity,
         max_model_len=vl.batch.max_model_len,

@@ -56,10 +56,14 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Compute tokens; ``accept`` says how many drafts of a decode were accepted."""
+    """Compute tokens; ``accept`` says how many drafts of a decode were accepted.
+
+    With ``abandon`` the step is given up once these of its keys are encoded.
+    """
 
     scheduled: Mapping[str, int]
     accept: Mapping[str, int] = field(default_factory=dict)
+    abandon: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +223,7 @@ class Scenario:
         header: settings.
         opening: expectations before the first event.
         events: in order.
+        is_trace: what the file expects is what a runner did.
         torn: what is wrong with the last line of a trace that was cut off; else ``None``.
 
     """
@@ -227,4 +232,5 @@ class Scenario:
     header: Header
     opening: tuple[Expectation, ...]
     events: tuple[EventLine, ...]
+    is_trace: bool = False
     torn: str | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,6 +12,7 @@ from vlbatch.features import FeatureInputs
 from vlbatch.replay.observe import observe_order, plain
 from vlbatch.replay.oracle import ObservedStep
 from vlbatch.replay.oracle.values import FeatureValue
+from vlbatch.replay.scenario import Step as StepEvent
 from vlbatch.replay.synthetic import NUM_LEVELS
 from vlbatch.replay.world import World
 
@@ -39,19 +39,23 @@ class EncoderDown(RuntimeError):
     """What the synthetic encoder raises when the file tells it to."""
 
 
-def run_step(world: World, step: Step, accepted: Mapping[str, int]) -> StepRun:
-    """Carry out a step that was begun, and take down what it did."""
+def run_step(world: World, step: Step, event: StepEvent) -> StepRun:
+    """Carry out a step that was begun, or give it up, and take down what it did."""
     vl = world.vl
     seen = ObservedStep(
         hits=plain(step.work.hits), held=plain(step.work.held), evicted=plain(step.work.evicted)
     )
     run = StepRun(seen, step.failed)
-    _encode(world, step, run)
+    _encode(world, step, run, event.abandon)
+    seen.failed = {req_id: type(error).__name__ for req_id, error in step.failed.items()}
+    if event.abandon is not None:
+        vl.abandon(step)
+        world.num_steps += 1
+        return run
     order = vl.arrange(step)
     world.num_steps += 1
     observe_order(seen, vl, order)
     seen.moved = world.witness.num_moved
-    seen.failed = {req_id: type(error).__name__ for req_id, error in step.failed.items()}
     target = vl.gather(order)
     follower = vl.gather(order, shift=vl.features.lookahead)
     seen.features = _read(world, target)
@@ -62,16 +66,18 @@ def run_step(world: World, step: Step, accepted: Mapping[str, int]) -> StepRun:
     if world.last is not None:
         seen.restored_late = world.last.restore(list(world.last.req_ids))
     world.last = order
-    vl.complete(order, {r: n for r, n in accepted.items() if r in order.req_ids})
+    vl.complete(order, {r: n for r, n in event.accept.items() if r in order.req_ids})
     return run
 
 
-def _encode(world: World, step: Step, run: StepRun) -> None:
+def _encode(world: World, step: Step, run: StepRun, only: tuple[str, ...] | None) -> None:
     """Encode item by item, so that one that fails takes no other with it."""
     outputs: dict[EntryKey, Features] = {}
     errors: dict[EntryKey, Exception] = {}
     for task in step.tasks:
         content = task.key.content
+        if only is not None and content not in only:
+            continue
         users = world.vl.features.cache.references(task.key)
         run.needed_by[content] = [r for r in step.scheduled if any(u.req_id == r for u in users)]
         occurrence = (task.reference.req_id, task.reference.item)

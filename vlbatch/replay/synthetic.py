@@ -9,7 +9,7 @@ import numpy as np
 from vlbatch.backends import Backend
 from vlbatch.cache import EntryKey, Features
 from vlbatch.features import FeatureInputs, FeatureSpec
-from vlbatch.replay.declared import to_host
+from vlbatch.replay.fingerprints import to_host
 from vlbatch.replay.oracle.values import FeatureValue
 
 NUM_LEVELS = 2

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, TypeVar, cast
 
 from vlbatch import BatchOrder, EncoderCache, FeatureStore, InputBatch, VLBatch, make_backend
+from vlbatch.backends import Backend
 from vlbatch.batch import ProposerInputBatch
+from vlbatch.features import FeatureSpec
+from vlbatch.fields import Field
 from vlbatch.order import OrderPolicy
 from vlbatch.replay.declared import DRAFT, declare, declare_draft, rules_of
 from vlbatch.replay.observe import Witness, observe_state
@@ -23,6 +26,8 @@ from vlbatch.replay.scenario import (
     Step,
 )
 from vlbatch.replay.synthetic import SPEC, SyntheticEncoder
+
+E = TypeVar("E")
 
 
 class World:
@@ -54,37 +59,14 @@ class World:
     def __init__(self, scenario: Scenario, backend: str) -> None:
         header = scenario.header
         arrays = make_backend(backend)
-        given = header.draft_tokens
-        self.num_drafts = drafts_scheduled(scenario.events) if given is None else given
         steps = [line.event for line in scenario.events if isinstance(line.event, Step)]
         self.fields = declare(
             max_step_tokens=max([1, *(sum(step.scheduled.values()) for step in steps)]),
             max_token_ids=max(64, _longest_token_ids(scenario.events)),
         )
-        batch: InputBatch[object] = InputBatch(
-            self.fields,
-            backend=arrays,
-            capacity=header.capacity,
-            max_model_len=header.max_model_len,
-            num_drafts=self.num_drafts,
-            policy=cast("OrderPolicy", header.order),
-            stable=header.stable,
-        )
-        self.draft = ProposerInputBatch(batch, declare_draft(), backend=arrays)
-        features = FeatureStore(
-            EncoderCache(max_rows=header.cache_rows),
-            encode_rows=header.encode_rows,
-            lookahead=header.lookahead,
-            whole_items=header.chunking == "whole",
-            spec=SPEC,
-        )
-        self.vl = VLBatch(
-            batch,
-            features,
-            family=header.positions,
-            tokens_per_second=header.tokens_per_second,
-            auto_confirm=header.confirm == "auto",
-        )
+        self.vl: VLBatch[object] = make_batch(scenario, self.fields, arrays, SPEC)
+        self.num_drafts = self.vl.batch.num_drafts
+        self.draft = ProposerInputBatch(self.vl.batch, declare_draft(), backend=arrays)
         self.oracle = Oracle(
             OracleSettings(
                 capacity=header.capacity,
@@ -107,7 +89,7 @@ class World:
         )
         self.encoder = SyntheticEncoder(arrays)
         self.witness = Witness(header.capacity)
-        batch.register_follower(self.witness)
+        self.vl.batch.register_follower(self.witness)
         self.mirror: set[Key] = set()
         self.items: dict[str, list[ItemSpec]] = {}
         self.delivers: dict[tuple[str, int], int] = {}
@@ -123,6 +105,48 @@ class World:
         return observe_state(self.vl, self.draft, self.witness, self.mirror)
 
 
+# Any: the stored array type is the backend's own business
+def make_batch(
+    scenario: Scenario,
+    fields: Sequence[Field],
+    backend: Backend[Any, E],
+    spec: FeatureSpec | None = None,
+) -> VLBatch[E]:
+    """An empty batch as the header of a scenario says.
+
+    Args:
+        scenario: its header, and its events where that leaves the number of drafts open.
+        fields: to declare.
+        backend: where arrays live.
+        spec: what features look like.
+
+    """
+    header, drafts = scenario.header, scenario.header.draft_tokens
+    batch = InputBatch(
+        fields,
+        backend=backend,
+        capacity=header.capacity,
+        max_model_len=header.max_model_len,
+        num_drafts=_drafts_scheduled(scenario.events) if drafts is None else drafts,
+        policy=cast("OrderPolicy", header.order),
+        stable=header.stable,
+    )
+    features = FeatureStore(
+        EncoderCache(max_rows=header.cache_rows),
+        encode_rows=header.encode_rows,
+        lookahead=header.lookahead,
+        whole_items=header.chunking == "whole",
+        spec=spec,
+    )
+    return VLBatch(
+        batch,
+        features,
+        family=header.positions,
+        tokens_per_second=header.tokens_per_second,
+        auto_confirm=header.confirm == "auto",
+    )
+
+
 def _longest_token_ids(lines: Sequence[EventLine]) -> int:
     """Longest ``token_ids`` that the file gives a request."""
     given = [
@@ -131,7 +155,7 @@ def _longest_token_ids(lines: Sequence[EventLine]) -> int:
     return max((len(ids) for ids in given if isinstance(ids, list)), default=0)
 
 
-def drafts_scheduled(lines: Sequence[EventLine]) -> int:
+def _drafts_scheduled(lines: Sequence[EventLine]) -> int:
     """Most drafts that a decode of the file computes, where no refusal is expected."""
     prompts: dict[str, int] = {}
     computed: dict[str, int] = {}
@@ -154,11 +178,12 @@ def drafts_scheduled(lines: Sequence[EventLine]) -> int:
 
 
 def _most_drafts(event: Step, prompts: Mapping[str, int], computed: dict[str, int]) -> int:
-    """Most drafts of one step; counts its tokens as computed."""
+    """Most drafts of one step; counts its tokens as computed, if they are."""
     drafts = [0]
     for req_id, tokens in event.scheduled.items():
         if computed.get(req_id, 0) >= prompts.get(req_id, 0) and req_id in prompts:
             drafts.append(tokens - 1)
         grown = 1 + event.accept[req_id] if req_id in event.accept else tokens
-        computed[req_id] = computed.get(req_id, 0) + grown
+        if event.abandon is None:
+            computed[req_id] = computed.get(req_id, 0) + grown
     return max(drafts)

@@ -10,11 +10,15 @@ constexpr int kSliceBytes = 256;
 
 #ifndef ARGUMENT_WORDS
 #define ARGUMENT_WORDS 1000  // all arguments of a launch together fit 4 KB
+#define SHORT_WORDS 300      // a launch takes the longer, the more it is given
 #endif
 
-struct Record {
-  __align__(16) int words[ARGUMENT_WORDS];
+template <int kWords>
+struct Words {
+  __align__(16) int words[kWords];
 };
+using Record = Words<ARGUMENT_WORDS>;
+using ShortRecord = Words<SHORT_WORDS>;
 
 // -- moves of rows ------------------------------------------------------------------------------
 // A block owns the same columns of every row of one field: a slice. It reads what moves into shared
@@ -135,6 +139,10 @@ __device__ void move_slice(const Slice* slices, const int* record, int shared_by
   const int num_ops = record[0];
   if (num_ops == 0) return;
   const int* lists = record + kHeaderWords;
+#if __CUDA_ARCH__
+  // Threads read the lists side by side: as generic loads, since constant ones go one by one.
+  asm volatile("" : "+l"(lists));
+#endif
   int* rows = reinterpret_cast<int*>(shared);
   int4* data = shared + (num_ops + 1) / 2;
   const Slice slice = slices[blockIdx.x];
@@ -166,6 +174,12 @@ __device__ void move_slice(const Slice* slices, const int* record, int shared_by
 
 extern "C" __global__ void __launch_bounds__(256, 4)
     move_rows_by_value(const Slice* slices, int shared_bytes, const __grid_constant__ Record record) {
+  move_slice(slices, record.words, shared_bytes);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 4)
+    move_few_rows_by_value(const Slice* slices, int shared_bytes,
+                           const __grid_constant__ ShortRecord record) {
   move_slice(slices, record.words, shared_bytes);
 }
 

@@ -11,6 +11,7 @@ from vlbatch.backends.cuda.program import Kernels, Launch
 from vlbatch.backends.cuda.records import (
     HEADER_WORDS,
     RECORD_WORDS,
+    SHORT_WORDS,
     SLICE_BYTES,
     build_slices,
     write_moves,
@@ -74,6 +75,7 @@ class CudaMover(Generic[S]):
         self._slices.fill(slices)
         words_an_op = 2 + len(rows.ragged)
         max_words = HEADER_WORDS + words_an_op * rows.capacity
+        self._max_few = (SHORT_WORDS - HEADER_WORDS) // words_an_op
         self._max_by_value = (RECORD_WORDS - HEADER_WORDS) // words_an_op
         self._sizes = [self._size(num_ops) for num_ops in range(rows.capacity + 1)]
         self._record = np.zeros(RECORD_WORDS, dtype=np.int32)
@@ -84,6 +86,9 @@ class CudaMover(Generic[S]):
         self._data_bytes = np.zeros(1, dtype=np.int32)
         staged = np.array(self._staged.address, dtype=np.uint64)
         self._launch = kernels.launch("move_rows_by_value", table, self._data_bytes, self._record)
+        self._launch_few = kernels.launch(
+            "move_few_rows_by_value", table, self._data_bytes, self._record
+        )
         self._launch_staged = kernels.launch("move_rows_staged", table, self._data_bytes, staged)
 
     def move(self, moves: RowMoves) -> None:
@@ -94,7 +99,7 @@ class CudaMover(Generic[S]):
             self._run(self._launch_staged, num_ops)
         elif num_ops:
             write_moves(self._record, moves, self._rows.ragged)
-            self._run(self._launch, num_ops)
+            self._run(self._launch_few if num_ops <= self._max_few else self._launch, num_ops)
 
     def stage(self, moves: RowMoves) -> None:
         """Upload what the next ``launch_staged`` does; lengths follow at once.

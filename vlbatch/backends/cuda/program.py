@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vlbatch.backends.cuda.records import RECORD_WORDS
+from vlbatch.backends.cuda.records import RECORD_WORDS, SHORT_WORDS
 from vlbatch.backends.dtypes import HostArray
 from vlbatch.errors import InvariantBroken, MissingDependency
 
@@ -61,7 +61,7 @@ class Kernels:
         options = core.ProgramOptions(
             std="c++17",
             arch=f"sm_{major}{minor}",
-            define_macro=("ARGUMENT_WORDS", str(RECORD_WORDS)),
+            define_macro=[("ARGUMENT_WORDS", str(RECORD_WORDS)), ("SHORT_WORDS", str(SHORT_WORDS))],
         )
         code = core.Program(source, "c++", options).compile("cubin").code
         self._module = self.call("cuModuleLoadData", code)

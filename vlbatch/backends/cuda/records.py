@@ -17,6 +17,7 @@ from vlbatch.backends.mover import RaggedRows, RowArrays
 from vlbatch.errors import InvalidField
 
 if TYPE_CHECKING:
+    from vlbatch.fields.layout import Group
     from vlbatch.order.moves import RowMoves
 
 S = TypeVar("S")
@@ -26,8 +27,16 @@ Words = npt.NDArray[np.int32]
 RECORD_WORDS = 1000
 """Longest record that is passed by value: all arguments of a launch together fit 4 KB."""
 
+SHORT_WORDS = 300
+"""Longest record of a launch that is given less: each kilobyte of arguments costs it time."""
+
 HEADER_WORDS = 4
 SLICE_BYTES = 256
+"""Widest slice."""
+
+_NARROW_BYTES = 16
+_MANY_BLOCKS = 256
+"""Slices of the narrow width that are spread over the device, not more."""
 
 SLICE = np.dtype(
     [
@@ -43,6 +52,9 @@ SLICE = np.dtype(
 def build_slices(rows: RowArrays[S], address: Callable[[S], int]) -> npt.NDArray[Any]:
     """Cut the columns of all row-resident arrays into slices, one a block.
 
+    Slices are as wide as bandwidth wants; where all rows are short, narrow ones spread the little
+    that there is over more blocks.
+
     Args:
         rows: groups are ``[fields, rows, ...]``, everything contiguous.
         address: first byte of an array.
@@ -54,26 +66,29 @@ def build_slices(rows: RowArrays[S], address: Callable[[S], int]) -> npt.NDArray
         InvalidField: a row of 2 GiB or more.
     """
     remapped = {address(array): dtype for array, dtype in rows.row_valued}
+    sizes = [_row_bytes(group) for group in rows.groups for _ in range(group.default.size)]
+    sizes += [ragged.width * ragged.default.itemsize for ragged in rows.ragged]
+    num_narrow = sum(-(-size // _NARROW_BYTES) for size in sizes)
+    width = _NARROW_BYTES if num_narrow <= _MANY_BLOCKS else SLICE_BYTES
     tables = []
     for group in rows.groups:
-        num_rows, *shape = _shape(group.array)[1:]
-        row_bytes = int(np.prod(shape)) * group.default.itemsize
+        num_rows, row_bytes = _shape(group.array)[1], _row_bytes(group)
         for i, default in enumerate(np.ravel(group.default)):
             first = address(group.array) + i * num_rows * row_bytes
-            table = _field_slices(first, row_bytes, np.asarray(default))
+            table = _field_slices(first, row_bytes, np.asarray(default), width)
             if first in remapped:
                 table["num_remapped_rows"] = num_rows
                 table["remapped_bytes"] = remapped.pop(first).itemsize
             tables.append(table)
     for i, ragged in enumerate(rows.ragged):
         row_bytes = ragged.width * ragged.default.itemsize
-        table = _field_slices(address(ragged.array), row_bytes, ragged.default)
+        table = _field_slices(address(ragged.array), row_bytes, ragged.default, width)
         table["ragged"] = i
         tables.append(table)
     for array, dtype in rows.row_valued:  # those of the whole batch: entries stay in place
         if address(array) in remapped:
             num_bytes = int(np.prod(_shape(array))) * dtype.itemsize
-            table = _field_slices(address(array), num_bytes, np.zeros((), dtype))
+            table = _field_slices(address(array), num_bytes, np.zeros((), dtype), SLICE_BYTES)
             table["is_moved"] = 0
             table["num_remapped_rows"] = 1
             table["remapped_bytes"] = dtype.itemsize
@@ -85,14 +100,21 @@ def _shape(array: object) -> tuple[int, ...]:
     return tuple(array.shape)  # type: ignore[attr-defined]  # every array library has it
 
 
-def _field_slices(first: int, row_bytes: int, default: HostArray) -> npt.NDArray[Any]:
+# Any: see RowArrays
+def _row_bytes(group: Group[Any]) -> int:
+    """Bytes of one row of one field."""
+    return int(np.prod(_shape(group.array)[2:])) * group.default.itemsize
+
+
+# Any: a structured dtype
+def _field_slices(first: int, row_bytes: int, default: HostArray, width: int) -> npt.NDArray[Any]:
     if row_bytes >= 2**31:
         raise InvalidField(f"a field has {row_bytes} bytes a row; expected less than 2 GiB")
-    columns = np.arange(0, row_bytes, SLICE_BYTES)
+    columns = np.arange(0, row_bytes, width)
     table = np.zeros(len(columns), SLICE)
     table["base"] = first + columns
     table["stride"] = row_bytes
-    table["bytes"] = np.minimum(row_bytes - columns, SLICE_BYTES)
+    table["bytes"] = np.minimum(row_bytes - columns, width)
     table["column"] = columns
     table["ragged"] = -1
     table["log2_word"] = _log2_word(first | row_bytes)

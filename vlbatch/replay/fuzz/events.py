@@ -208,6 +208,9 @@ class EventSource:
             wanted = self._fitting(wanted)
         if self._chance(0.03):
             wanted |= {self._some(self._live()): self._rng.choice((0, 1, -1, 5, 50))}
+        if self._chance(0.04):
+            keys = [medium.key for medium in self._media]
+            return Step(wanted, abandon=tuple(self._rng.sample(keys, self._rng.randrange(3))))
         return self._with_accepts(wanted)
 
     def _wanted(self) -> dict[str, int]:

@@ -83,7 +83,8 @@ def _without(event: Event, req_id: str) -> Event | None:
         case Add() | Leave() | Preempt() | Resume():
             return None if event.req_id == req_id else event
         case Step():
-            return Step(_less(event.scheduled, req_id), _less(event.accept, req_id))
+            scheduled, accept = _less(event.scheduled, req_id), _less(event.accept, req_id)
+            return replace(event, scheduled=scheduled, accept=accept)
         case Ask():
             return Ask(_less(event.wanted, req_id))
         case Confirm():
@@ -113,10 +114,13 @@ def _drop_events(best: Callable[[], Failure], attempt: Try) -> None:
 
 def _simplify(best: Callable[[], Failure], attempt: Try) -> None:
     """Make the settings and one event after the other smaller, each as far as it goes."""
-    for name in ("order", "stable", "chunking", "confirm", "lookahead", "encode_rows"):
-        _set(best, attempt, name)
-    for name in ("positions", "draft_tokens", "tokens_per_second", "capacity", "cache_rows"):
-        _set(best, attempt, name)
+    for name in (
+        "order", "stable", "chunking", "confirm", "lookahead", "encode_rows", "positions",
+        "draft_tokens", "tokens_per_second", "capacity", "cache_rows",
+    ):  # fmt: skip
+        plain = getattr(_PLAIN, name)
+        if getattr(best().header, name) != plain:
+            attempt(replace(best().header, **{name: plain}), best().events)
     number = 0
     while number < len(best().events):
         events = best().events
@@ -125,12 +129,6 @@ def _simplify(best: Callable[[], Failure], attempt: Try) -> None:
                 break
         else:
             number += 1
-
-
-def _set(best: Callable[[], Failure], attempt: Try, name: str) -> None:
-    plain = getattr(_PLAIN, name)
-    if getattr(best().header, name) != plain:
-        attempt(replace(best().header, **{name: plain}), best().events)
 
 
 # -- smaller events ------------------------------------------------------------------------------
@@ -142,9 +140,11 @@ def _smaller(event: Event) -> Iterator[Event]:
         case Step():
             for scheduled in _smaller_counts(event.scheduled):
                 accept = {r: n for r, n in event.accept.items() if r in scheduled}
-                yield Step(scheduled, accept)
+                yield replace(event, scheduled=scheduled, accept=accept)
             for accept in _smaller_counts(event.accept):
                 yield replace(event, accept=accept)
+            if event.abandon:
+                yield replace(event, abandon=event.abandon[1:])
         case Ask():
             yield from map(Ask, _smaller_counts(event.wanted))
         case Confirm():

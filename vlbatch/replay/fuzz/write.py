@@ -52,6 +52,8 @@ def _event(event: Event) -> dict[str, object]:
             return {"add": _add(event)}
         case Step():
             step: dict[str, object] = {"step": dict(event.scheduled)}
+            if event.abandon is not None:
+                step["abandon"] = list(event.abandon)
             return step | ({"accept": dict(event.accept)} if event.accept else {})
         case Ask():
             return {"ask": dict(event.wanted)}

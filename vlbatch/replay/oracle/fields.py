@@ -101,21 +101,21 @@ class OracleFields:
         self.ring = list(targets)
         self._loose_ring.clear()
 
-    def expected_ring(self, rows: list[str | None]) -> list[object]:
-        """Values of the ring."""
+    def expected_ring(self, row_of: Mapping[str, int]) -> list[object]:
+        """Values of the ring, with requests in these rows."""
         return [
-            UNCHECKED if i in self._loose_ring else -1 if target is None else rows.index(target)
+            UNCHECKED if i in self._loose_ring else -1 if target is None else row_of[target]
             for i, target in enumerate(self.ring)
         ]
 
-    def expected(self, req_id: str, rows: list[str | None]) -> dict[str, object]:
-        """Field -> value of a live request."""
+    def expected(self, req_id: str, row_of: Mapping[str, int]) -> dict[str, object]:
+        """Field -> value of a live request, with requests in these rows."""
         values = dict(self._values[req_id])
         for name, target in self._pointers[req_id].items():
             if (req_id, name) in self._loose:
                 values[name] = UNCHECKED
             else:
-                values[name] = -1 if target is None else rows.index(target)
+                values[name] = -1 if target is None else row_of[target]
         return values
 
 

@@ -42,7 +42,6 @@ class Oracle:
         self.cache = OracleCache(settings.cache_rows)
         self.rows = OracleRows(settings.policy, stable=settings.stable)
         self.fields = OracleFields(rules or [], settings.capacity)
-        self.num_steps = 0
         self._last_order: list[str] = []
 
     # -- refusals ----------------------------------------------------------------------------
@@ -220,6 +219,7 @@ class Oracle:
         *,
         accepted: Mapping[str, int] | None = None,
         failing: Mapping[str, str] | None = None,
+        abandoned: Collection[str] | None = None,
     ) -> list[Finding]:
         """Compute a step and compare it.
 
@@ -228,12 +228,15 @@ class Oracle:
             seen: what the library did.
             accepted: req_id -> accepted drafts.
             failing: content -> name of the reason why its encode fails.
+            abandoned: the step is given up once these contents are encoded; ``None`` if it is not.
 
         """
         self.cache.clock += 1
-        self.num_steps += 1
         step = ExpectedStep(dict(scheduled))
-        findings = self._provide(step, list(seen.evicted), failing or {})
+        findings = self._provide(step, list(seen.evicted), failing or {}, abandoned)
+        if abandoned is not None:
+            self.rows.moved = self.rows.moved_busy = 0
+            return findings + compare_step(step, self.requests, self.settings.lookahead, seen)
         regions = {r: self.requests[r].region for r in step.scheduled}
         findings += self.rows.arrange(regions, seen.order, seen.idle)
         if seen.moved != self.rows.moved:
@@ -249,7 +252,11 @@ class Oracle:
         return findings
 
     def _provide(
-        self, step: ExpectedStep, victims: list[Key], failing: Mapping[str, str]
+        self,
+        step: ExpectedStep,
+        victims: list[Key],
+        failing: Mapping[str, str],
+        only: Collection[str] | None,
     ) -> list[Finding]:
         """Find, make room for and encode what the chunks need."""
         while mismatched := self._walk(step.scheduled).mismatched:
@@ -271,19 +278,27 @@ class Oracle:
             self.requests[req_id].held[number] = key
         for req_id in step.failed:
             self.leave(req_id)
-        self._encode(step, walk.scratch.encode, failing)
+        self._encode(step, walk.scratch.encode, failing, only)
         return walk.findings
 
-    def _encode(self, step: ExpectedStep, keys: list[Key], failing: Mapping[str, str]) -> None:
+    def _encode(
+        self,
+        step: ExpectedStep,
+        keys: list[Key],
+        failing: Mapping[str, str],
+        only: Collection[str] | None,
+    ) -> None:
         lost: dict[str, str] = {}
         for key in keys:
             entry = self.cache.entries[key]
-            if key[0] not in failing:
+            is_reached = only is None or key[0] in only
+            if is_reached and key[0] not in failing:
                 entry.ready = True
                 step.encoded.append(key)
                 continue
             for req_id, number in entry.references:
-                lost[req_id] = failing[key[0]]
+                if is_reached:
+                    lost[req_id] = failing[key[0]]
                 del self.requests[req_id].held[number]
             self.cache.remove(key)
         for req_id, reason in lost.items():

@@ -28,18 +28,18 @@ def compare_state(
     ]
     if findings:
         return findings
+    row_of = {r: row for row, r in enumerate(rows.rows) if r is not None}
     findings = _unequal("slots in use", len(live), len(set(seen.slots.values())))
     for req_id, request in live.items():
-        findings += _compare_live(request, fields.expected(req_id, rows.rows), seen)
+        findings += _compare_live(request, fields.expected(req_id, row_of), seen)
     for req_id, request in requests.items():
         known = seen.known_tokens[req_id]
         findings += _unequal("tokens with a known id", request.known_tokens, known, req_id)
         findings += _unequal("delta", request.delta, seen.deltas[req_id], req_id)
-    findings += _unequal("ring of rows", fields.expected_ring(rows.rows), seen.whole.get("ring"))
-    for row, owner in enumerate(rows.rows):
-        if owner is not None:
-            what = f"entry {row} of the list that follows"
-            findings += _unequal(what, owner, seen.followed[row], owner)
+    findings += _unequal("ring of rows", fields.expected_ring(row_of), seen.whole.get("ring"))
+    for owner, row in row_of.items():
+        what = f"entry {row} of the list that follows"
+        findings += _unequal(what, owner, seen.followed[row], owner)
     return findings + _compare_cache(cache, seen)
 
 
@@ -58,10 +58,13 @@ def _compare_live(
     counts = (request.prompt_len, request.computed, request.confirmed)
     what = "prompt, computed, confirmed tokens"
     findings += _unequal(what, counts, seen.progress[req_id], req_id)
-    for name, value in expected.items():
-        findings += _unequal(f"field {name!r}", value, seen.stored[req_id][name], req_id)
-    for name, value in seen.values.get(req_id, {}).items():
-        findings += _unequal(f"field {name!r} as read", expected[name], value, req_id)
+    stored, read = seen.stored[req_id], seen.values.get(req_id, {})
+    if stored != expected:
+        for name, value in expected.items():
+            findings += _unequal(f"field {name!r}", value, stored[name], req_id)
+    if read != expected:
+        for name, value in read.items():
+            findings += _unequal(f"field {name!r} as read", expected[name], value, req_id)
     return findings
 
 
@@ -71,7 +74,7 @@ def _compare_cache(cache: OracleCache, seen: ObservedState) -> list[Finding]:
         for key, entry in cache.entries.items()
     }
     findings = []
-    for key in sorted(expected.keys() | seen.entries.keys()):
+    for key in sorted(expected.keys() | seen.entries.keys()) if expected != seen.entries else ():
         what = f"cache entry {key} (rows, ready, references)"
         findings += _unequal(what, expected.get(key), seen.entries.get(key))
     usage = (cache.used, cache.free, cache.reclaimable)

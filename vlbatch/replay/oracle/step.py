@@ -20,7 +20,6 @@ class ExpectedStep:
         held: keys found ready and referred to before.
         failed: req_id -> name of the reason.
         order: row -> request, of those with tokens.
-        idle: number of the other live requests.
 
     """
 
@@ -30,7 +29,6 @@ class ExpectedStep:
     held: list[Key] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
-    idle: int = 0
 
 
 Token = tuple[str, int]

@@ -132,7 +132,7 @@ class ObservedState:
         progress: live request -> prompt length, computed and confirmed tokens.
         known_tokens: request -> tokens with a known id.
         stored: live request -> field -> what lies in the array at its row or slot.
-        values: live request -> field -> its value as the library reads it; empty if not read.
+        values: of requests that were read: field -> its value as the library reads it.
         whole: field of the whole batch -> its values.
         followed: row -> entry of a list that follows the rows from outside.
         usage: used, free and reclaimable feature rows of the cache.

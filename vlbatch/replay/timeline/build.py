@@ -7,28 +7,18 @@ import json
 from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
-from vlbatch import (
-    EncoderCache,
-    EntryKey,
-    FeatureStore,
-    InputBatch,
-    NumpyBackend,
-    VLBatch,
-    VlbatchError,
-)
+from vlbatch import EntryKey, NumpyBackend, VLBatch, VlbatchError
 from vlbatch.cache import Features
-from vlbatch.order import OrderPolicy
 from vlbatch.replay import scenario as sc
 from vlbatch.replay.items import by_offset, library_items, num_places, relax
 from vlbatch.replay.timeline.cells import CellMaker
 from vlbatch.replay.timeline.faults import wrong_encodes
 from vlbatch.replay.timeline.model import Column, Timeline
-from vlbatch.replay.world import drafts_scheduled
+from vlbatch.replay.world import make_batch
 from vlbatch.step import Step
 
 Orders = Mapping[int, Sequence[str]]
@@ -78,30 +68,8 @@ class _Builder:
     """Plays events on a batch without fields, whose features are zeros."""
 
     def __init__(self, scenario: sc.Scenario, orders: Orders) -> None:
-        header = scenario.header
-        drafts = header.draft_tokens
-        batch: InputBatch[npt.NDArray[np.int64]] = InputBatch(
-            [],
-            backend=NumpyBackend(),
-            capacity=header.capacity,
-            max_model_len=header.max_model_len,
-            num_drafts=drafts_scheduled(scenario.events) if drafts is None else drafts,
-            policy=cast("OrderPolicy", header.order),
-            stable=header.stable,
-        )
-        features = FeatureStore(
-            EncoderCache(max_rows=header.cache_rows),
-            encode_rows=header.encode_rows,
-            lookahead=header.lookahead,
-            whole_items=header.chunking == "whole",
-        )
-        self._vl = VLBatch(
-            batch,
-            features,
-            family=header.positions,
-            tokens_per_second=header.tokens_per_second,
-            auto_confirm=header.confirm == "auto",
-        )
+        backend = NumpyBackend()
+        self._vl: VLBatch[npt.NDArray[np.int64]] = make_batch(scenario, [], backend)
         self._orders = orders
         self._cells = CellMaker(self._vl)
         self._numbers = self._cells.numbers
@@ -192,23 +160,28 @@ class _Builder:
     def _step(self, event: sc.Step, line: sc.EventLine) -> None:
         column = self._ahead
         step = self._vl.begin(event.scheduled)
-        lost = self._encode(step, column)
-        order = self._vl.arrange(step)
+        lost = self._encode(step, column, event.abandon)
         column.failed = [self._numbers[req_id] for req_id in step.failed]
         column.hits = [key.content for key in step.work.hits]
         column.evicted = [key.content for key in step.work.evicted]
-        self._cells.fill(column, order, line.expectations, self._orders.get(line.line))
         for expectation in line.expectations:
             column.faults += wrong_encodes(expectation, column.encoded, column.hits, lost)
-        self._vl.complete(order, {r: n for r, n in event.accept.items() if r in order.req_ids})
+        if event.abandon is not None:
+            self._vl.abandon(step)
+        else:
+            order = self._vl.arrange(step)
+            self._cells.fill(column, order, line.expectations, self._orders.get(line.line))
+            self._vl.complete(order, {r: n for r, n in event.accept.items() if r in order.req_ids})
         self._close(line.line)
 
-    def _encode(self, step: Step, column: Column) -> set[str]:
-        """Encode with zeros; returns the keys that failed."""
+    def _encode(self, step: Step, column: Column, only: tuple[str, ...] | None) -> set[str]:
+        """Encode with zeros, all or some; returns the keys that failed."""
         outputs: dict[EntryKey, Features] = {}
         errors: dict[EntryKey, Exception] = {}
         for task in step.tasks:
             key = task.key.content
+            if only is not None and key not in only:
+                continue
             if key in self._fail_next:
                 self._fail_next.discard(key)
                 errors[task.key] = RuntimeError("told to fail")
