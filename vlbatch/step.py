@@ -123,12 +123,12 @@ class VLBatch(Generic[E]):
                 nothing was written.
         """
         self.batch.check_add(req_id, prompt_len=prompt_len, computed=computed, fields=fields)
-        self.features.check_add(req_id, items, prompt_len)
+        placed = self.features.check_add(req_id, items, prompt_len)
         runs = build_runs(
             self.family, items, tokens_per_second=self.tokens_per_second, req_id=req_id
         )
         slot = self.batch.add(req_id, prompt_len=prompt_len, computed=computed, fields=fields)
-        self.features.add(req_id, items, prompt_len, adapter=adapter)
+        self.features.add(req_id, items, prompt_len, adapter=adapter, checked=placed)
         self.positions.add(req_id, runs)
         self.positions.bind(req_id, slot)
         return slot

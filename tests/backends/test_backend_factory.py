@@ -8,7 +8,7 @@ import pytest
 
 from vlbatch import make_backend
 from vlbatch.backends import BACKENDS
-from vlbatch.errors import InvalidField, MissingDependency
+from vlbatch.errors import InvalidSetting, MissingDependency
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -22,7 +22,7 @@ def test_each_name_makes_its_backend(name: str) -> None:
 
 def test_unknown_name() -> None:
     """A name that is not declared is refused, naming those that are."""
-    with pytest.raises(InvalidField, match=r"no backend 'jax'; expected one of .*'numpy'"):
+    with pytest.raises(InvalidSetting, match=r"no backend 'jax'; expected one of .*'numpy'"):
         make_backend("jax")
 
 

@@ -240,7 +240,7 @@ WITHOUT_VIEWS = """
 import paddle
 import tagged
 from vlbatch import InputBatch, make_backend
-from vlbatch.errors import InvalidField
+from vlbatch.errors import InvalidSetting
 from vlbatch.fields import row
 
 x = paddle.zeros([4])
@@ -249,7 +249,7 @@ assert x[1:3].data_ptr() != x.data_ptr() + x.element_size(), "the flag is off: s
 def is_refused(make):
     try:
         make()
-    except InvalidField as error:
+    except InvalidSetting as error:
         return error.setting == "FLAGS_use_stride_kernel"
 
 assert is_refused(lambda: make_backend("paddle-tensor"))

@@ -10,7 +10,7 @@ import pytest
 from small_batches import add_all, make_batch, step
 
 from vlbatch import Backend, InputBatch
-from vlbatch.errors import InvalidField, InvariantBroken
+from vlbatch.errors import InvalidField, InvalidSetting, InvariantBroken
 from vlbatch.fields import ragged, row
 
 AnyBackend = Backend[Any, Any]
@@ -28,7 +28,7 @@ AnyBackend = Backend[Any, Any]
 )
 def test_settings_out_of_range(setting: str, value: Any, message: str) -> None:
     """A batch that could never work is refused when it is made, naming the setting."""
-    with pytest.raises(InvalidField, match=message) as caught:
+    with pytest.raises(InvalidSetting, match=message) as caught:
         make_batch(**{setting: value})
     assert caught.value.setting == setting
 

@@ -14,8 +14,8 @@ from vlbatch.errors import (
     CacheFull,
     DuplicateRequest,
     FeatureRowsMismatch,
-    InvalidField,
     InvalidItem,
+    InvalidSetting,
     InvariantBroken,
     ItemTooLarge,
     PlaceholderMismatch,
@@ -128,7 +128,7 @@ class TestAdmission:
     @pytest.mark.parametrize("settings", [{"lookahead": -1}, {"encode_rows": 0}])
     def test_settings_that_cannot_work(self, settings: dict[str, int]) -> None:
         """A negative look-ahead or an empty budget is refused at the start."""
-        with pytest.raises(InvalidField, match="setting: lookahead, encode_rows"):
+        with pytest.raises(InvalidSetting, match="setting: lookahead, encode_rows"):
             Drive(16, **settings)
 
     def test_items_come_back_by_offset(self) -> None:

@@ -9,7 +9,7 @@ from contract import FieldContract
 
 from vlbatch.backends import Backend, make_backend
 from vlbatch.backends.cuda import CudaMover, Kernels
-from vlbatch.errors import InvalidField, MissingDependency
+from vlbatch.errors import InvalidSetting, MissingDependency
 
 
 def on_host(name: str, kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -48,7 +48,7 @@ def test_fused_needs_a_cuda_device() -> None:
     torch_backend = pytest.importorskip("vlbatch.backends.torch_backend")
 
     assert not torch_backend.TorchTensorBackend("cpu").fused
-    with pytest.raises(InvalidField, match=r"got device cpu; expected a CUDA one .*fused"):
+    with pytest.raises(InvalidSetting, match=r"got device cpu; expected a CUDA one .*fused"):
         torch_backend.TorchTensorBackend("cpu", fused=True)
 
 

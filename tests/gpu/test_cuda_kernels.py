@@ -14,7 +14,7 @@ from random_features import random_step
 from random_rows import arrays_of, copy_rows, host_mover, random_moves, random_rows
 
 from vlbatch.backends.cuda import CudaMover, DecodePositions, FeatureGather, Kernels
-from vlbatch.errors import InvalidField, InvariantBroken
+from vlbatch.errors import InvalidSetting, InvariantBroken
 from vlbatch.order import vacate_rows
 
 
@@ -73,7 +73,7 @@ def test_too_many_rows_are_refused(kernels: Kernels, seed: int) -> None:
     """A word of every row must fit the shared memory of a block."""
     rows = random_rows(random.Random(seed), 5, 5)
     too_many = type(rows)(10**6, rows.groups, [], [])
-    with pytest.raises(InvalidField, match=r"1000000 rows are too many .*capacity"):
+    with pytest.raises(InvalidSetting, match=r"1000000 rows are too many .*capacity"):
         CudaMover(kernels, too_many, address=lambda _: 0, stream=default_stream)
 
 

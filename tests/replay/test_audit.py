@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vlbatch import EncoderCache, FeatureStore, InputBatch, Item, NumpyBackend, VLBatch, fields
-from vlbatch.errors import InvalidField, InvariantBroken
+from vlbatch.errors import InvalidSetting, InvariantBroken
 from vlbatch.replay.audit import Auditor
 
 Batch = VLBatch[Any]
@@ -202,5 +202,5 @@ class TestSchedule:
     )
     def test_settings_out_of_range(self, vl: Batch, setting: dict[str, int]) -> None:
         """Settings out of range are refused by name."""
-        with pytest.raises(InvalidField, match=next(iter(setting))):
+        with pytest.raises(InvalidSetting, match=next(iter(setting))):
             Auditor(vl, **setting)

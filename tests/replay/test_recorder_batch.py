@@ -104,6 +104,15 @@ def three_requests(vl: Batch) -> None:
     vl.remove("c")
 
 
+def test_counts_of_an_engine_cannot_be_recorded(path: Path) -> None:
+    """What the format has no line for is refused, so that no trace tells another story."""
+    with RecordedBatch(make_batch(), path) as vl:
+        vl.add("a", prompt_len=3)
+        with pytest.raises(InvalidSchedule, match=r"prompts \[3\], computed \[2\]; a recorded"):
+            vl.set_progress(np.array([3]), np.array([2]))
+        assert vl.batch.computed_of("a") == 0
+
+
 class TestHonestRuns:
     def test_every_verb(self, path: Path) -> None:
         """Chunks through images, hits, evictions, preemption, new weights and drops replay."""

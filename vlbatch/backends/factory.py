@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from vlbatch.backends.base import Backend
-from vlbatch.errors import InvalidField, MissingDependency
+from vlbatch.errors import InvalidSetting, MissingDependency
 
 # name -> (module, class, extra that brings the library)
 BACKENDS: dict[str, tuple[str, str, str]] = {
@@ -23,11 +23,11 @@ def make_backend(name: str) -> Backend[Any, Any]:
     """Make the backend of this name with its default place.
 
     Raises:
-        InvalidField: no such backend.
+        InvalidSetting: no such backend.
         MissingDependency: its library is not installed.
     """
     if name not in BACKENDS:
-        raise InvalidField(f"no backend {name!r}; expected one of {sorted(BACKENDS)}")
+        raise InvalidSetting(f"no backend {name!r}; expected one of {sorted(BACKENDS)}")
     module, cls, extra = BACKENDS[name]
     try:
         backend: Backend[Any, Any] = getattr(import_module(module), cls)()

@@ -23,7 +23,7 @@ from vlbatch.backends.cuda import CudaMover, Kernels, is_available
 from vlbatch.backends.dtypes import BFLOAT16, HostArray
 from vlbatch.backends.host import HostOperations
 from vlbatch.backends.mover import GroupMover, Mover, RowArrays
-from vlbatch.errors import InvalidField, InvariantBroken
+from vlbatch.errors import InvalidSetting, InvariantBroken
 
 _STRIDE_FLAG = "FLAGS_use_stride_kernel"
 
@@ -37,7 +37,7 @@ class PaddleBackend(HostOperations):
         """Give a tensor over the array, bfloat16 by way of int16.
 
         Raises:
-            InvalidField: ``FLAGS_use_stride_kernel=0`` rules out bfloat16 fields and the arena.
+            InvalidSetting: ``FLAGS_use_stride_kernel=0`` rules out bfloat16 fields and the arena.
             InvariantBroken: this Paddle build made a copy.
         """
         if dtype == BFLOAT16 or not array.flags.c_contiguous:
@@ -61,7 +61,7 @@ class PaddleTensorBackend:
         place: as ``paddle.set_device`` takes it; ``None`` for the current device.
 
     Raises:
-        InvalidField: ``FLAGS_use_stride_kernel=0``.
+        InvalidSetting: ``FLAGS_use_stride_kernel=0``.
     """
 
     name = "paddle-tensor"
@@ -167,7 +167,7 @@ class PaddleTensorBackend:
 
 def _check_views(purpose: str) -> None:
     if not paddle.get_flags(_STRIDE_FLAG)[_STRIDE_FLAG]:
-        raise InvalidField(f"Paddle cannot {purpose} with this flag at 0", setting=_STRIDE_FLAG)
+        raise InvalidSetting(f"Paddle cannot {purpose} with this flag at 0", setting=_STRIDE_FLAG)
 
 
 def _check_same(address: int, expected: int, what: str) -> None:

@@ -17,7 +17,7 @@ from vlbatch.backends.cuda import CudaMover, Kernels, is_available
 from vlbatch.backends.dtypes import BFLOAT16, HostArray
 from vlbatch.backends.host import HostOperations
 from vlbatch.backends.mover import GroupMover, Mover, RowArrays
-from vlbatch.errors import InvalidField, MissingDependency
+from vlbatch.errors import InvalidSetting, MissingDependency
 
 
 class TorchBackend(HostOperations):
@@ -49,7 +49,7 @@ class TorchTensorBackend:
 
     Raises:
         MissingDependency: ``fused`` is asked for without ``vlbatch[cuda]``.
-        InvalidField: ``fused`` is asked for on a device without CUDA.
+        InvalidSetting: ``fused`` is asked for on a device without CUDA.
     """
 
     name = "torch-tensor"
@@ -60,7 +60,7 @@ class TorchTensorBackend:
         self.device = _resolve(device)
         has_cuda = self.device.type == "cuda" and torch.version.cuda is not None
         if fused and not has_cuda:
-            raise InvalidField(f"got device {self.device}; expected a CUDA one", setting="fused")
+            raise InvalidSetting(f"got device {self.device}; expected a CUDA one", setting="fused")
         if fused and not is_available():
             raise MissingDependency("fused moves need cuda-core; install vlbatch[cuda]")
         self.fused = has_cuda and is_available() if fused is None else fused

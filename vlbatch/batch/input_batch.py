@@ -23,8 +23,8 @@ from vlbatch.batch.progress import Progress
 from vlbatch.batch.rows import RowTable
 from vlbatch.errors import (
     DuplicateRequest,
-    InvalidField,
     InvalidSchedule,
+    InvalidSetting,
     InvariantBroken,
     PromptTooLong,
     StaleOrder,
@@ -87,7 +87,8 @@ class InputBatch(FieldAccess[E], Generic[E]):
         stable: keep relative order within a region (moves more rows).
 
     Raises:
-        InvalidField: contradicting declarations, or a setting out of range.
+        InvalidField: contradicting declarations.
+        InvalidSetting: a setting out of range.
     """
 
     # Any: the stored array type is the backend's own business
@@ -624,8 +625,8 @@ def _check_settings(capacity: int, max_model_len: int, num_drafts: int, policy: 
     }
     for setting, (got, expected) in least.items():
         if got < expected:
-            raise InvalidField(f"got {got}; expected >= {expected}", setting=setting)
+            raise InvalidSetting(f"got {got}; expected >= {expected}", setting=setting)
     if policy not in get_args(OrderPolicy):
-        raise InvalidField(
+        raise InvalidSetting(
             f"got {policy!r}; expected one of {get_args(OrderPolicy)}", setting="policy"
         )

@@ -20,6 +20,7 @@ from vlbatch.errors import (
     EncodeFailed,
     FeatureRowsMismatch,
     InvalidField,
+    InvalidSetting,
     InvariantBroken,
     ItemTooLarge,
     StaleOrder,
@@ -75,7 +76,7 @@ class FeatureStore:
         spec: FeatureSpec | None = None,
     ) -> None:
         if lookahead < 0 or (encode_rows is not None and encode_rows < 1):
-            raise InvalidField(
+            raise InvalidSetting(
                 f"got lookahead {lookahead}, encode_rows {encode_rows}; expected >= 0 and >= 1",
                 setting="lookahead, encode_rows",
             )
@@ -146,14 +147,27 @@ class FeatureStore:
                 )
 
     def add(
-        self, req_id: str, items: Sequence[Item], prompt_len: int, *, adapter: str = ""
+        self,
+        req_id: str,
+        items: Sequence[Item],
+        prompt_len: int,
+        *,
+        adapter: str = "",
+        checked: tuple[PlacedItem, ...] | None = None,
     ) -> None:
         """Take in the items of a request; nothing is encoded or referenced yet.
+
+        Args:
+            req_id: not known yet.
+            items: in any order.
+            prompt_len: tokens of the prompt.
+            adapter: part of the cache key.
+            checked: what ``check_add`` said of them just before; ``None``: they are checked here.
 
         Raises:
             VlbatchError: see ``check_add``.
         """
-        placed = self.check_add(req_id, items, prompt_len)
+        placed = self.check_add(req_id, items, prompt_len) if checked is None else checked
         self._requests[req_id] = RequestItems(req_id, placed, adapter)
         self._num_changes += 1
 

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from vlbatch.cache import EntryKey, Features
-from vlbatch.errors import InvalidField, InvariantBroken
+from vlbatch.errors import InvalidSetting, InvariantBroken
 from vlbatch.replay.fingerprints import Fingerprints, row_fingerprints
 from vlbatch.step import VLBatch
 
@@ -73,7 +73,7 @@ class Auditor(Generic[E]):
         seed: of that draw.
 
     Raises:
-        InvalidField: a setting is out of range.
+        InvalidSetting: a setting is out of range.
 
     """
 
@@ -92,7 +92,7 @@ class Auditor(Generic[E]):
             ("sample_entries", sample_entries, 1),
         ):
             if got < least:
-                raise InvalidField(f"got {got}; expected >= {least}", setting=setting)
+                raise InvalidSetting(f"got {got}; expected >= {least}", setting=setting)
         self._vl = vl
         self._every = every
         self._sample_rows = sample_rows

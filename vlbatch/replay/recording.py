@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from vlbatch.cache import EntryKey, Features
-from vlbatch.errors import EncodeFailed, InvalidField
+from vlbatch.errors import EncodeFailed, InvalidField, InvalidSchedule
 from vlbatch.features import FeatureInputs
 from vlbatch.items import IntArray, Item
 from vlbatch.order import BatchOrder, OrderPolicy, Scheduled
@@ -246,6 +246,18 @@ class RecordedBatch(VLBatch[E]):
         rolled_back = super().confirm(req_id, computed, in_flight=in_flight)
         self.recorder.confirmed(req_id, computed, in_flight=0 if rolled_back else in_flight)
         return rolled_back
+
+    def set_progress(self, prompt_lens: IntArray, computed: IntArray) -> None:
+        """Refuse: a trace has no line for it; see ``docs/alignment.md`` for runners that count.
+
+        Raises:
+            InvalidSchedule: always.
+        """
+        raise InvalidSchedule(
+            f"got prompts {prompt_lens.tolist()}, computed {computed.tolist()}; a recorded batch"
+            " counts by complete() and confirm(): watch a runner that counts by itself with a"
+            " Recorder"
+        )
 
     # -- in between --------------------------------------------------------------------------
     def _tell_failed(self) -> None:

@@ -17,7 +17,7 @@ from vlbatch.backends.cuda.records import (
     write_moves,
 )
 from vlbatch.backends.mover import RowArrays
-from vlbatch.errors import InvalidField
+from vlbatch.errors import InvalidSetting
 
 if TYPE_CHECKING:
     from vlbatch.order.moves import RowMoves
@@ -48,7 +48,7 @@ class CudaMover(Generic[S]):
         max_in_flight: uploads that may be on their way before the host waits for the first.
 
     Raises:
-        InvalidField: too many rows for the shared memory of a block.
+        InvalidSetting: too many rows for the shared memory of a block.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class CudaMover(Generic[S]):
         self._max_data = max(_DATA_BYTES, _WIDEST_WORD * rows.capacity)
         if self._size(rows.capacity)[1] > kernels.max_shared_bytes:
             most = kernels.max_shared_bytes // (_WIDEST_WORD + _OP_BYTES) - 1
-            raise InvalidField(
+            raise InvalidSetting(
                 f"{rows.capacity} rows are too many for a block; expected at most {most}",
                 setting="capacity",
             )

@@ -1,0 +1,44 @@
+"""Concatenation in the library of the arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from exposed import dtype_of, to_host
+
+from vlbatch.backends.join import join_arrays
+
+MAKERS = {"numpy": "asarray", "paddle": "to_tensor", "torch": "from_numpy"}
+
+
+@pytest.fixture(params=MAKERS)
+def make(request: pytest.FixtureRequest) -> Any:
+    """Numpy array -> array of one library; skips where it is not installed."""
+    return getattr(pytest.importorskip(request.param), MAKERS[request.param])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bool"])
+def test_join(make: Any, dtype: str) -> None:
+    """Arrays follow each other along the first axis, in their library and dtype."""
+    parts = [np.arange(6).reshape(3, 2), np.arange(2).reshape(1, 2), np.zeros((0, 2))]
+    arrays = [make(part.astype(dtype)) for part in parts]
+    got = join_arrays(arrays)
+    assert type(got) is type(arrays[0])
+    assert dtype_of(got) == dtype
+    np.testing.assert_array_equal(to_host(got), np.concatenate(parts).astype(dtype))
+
+
+def test_a_single_array_is_given_as_it_is(make: Any) -> None:
+    """One array is not copied."""
+    array = make(np.ones((2, 3)))
+    assert join_arrays([array]) is array
+
+
+def test_the_result_is_new(make: Any) -> None:
+    """Several arrays are copied, and stay as they were."""
+    arrays = [make(np.zeros((1, 2))), make(np.ones((1, 2)))]
+    got = join_arrays(arrays)
+    got[0] = 7
+    assert to_host(arrays[0]).tolist() == [[0, 0]]
