@@ -261,12 +261,15 @@ class VLBatch(Generic[E]):
         self.features.rollback(step.work)
         step.open.clear()
 
-    def arrange(self, step: Step, *, policy: OrderPolicy | None = None) -> BatchOrder:
+    def arrange(
+        self, step: Step, *, policy: OrderPolicy | None = None, stable: bool | None = None
+    ) -> BatchOrder:
         """Move rows, once, into the order of the step. Requests that left since are not in it.
 
         Args:
             step: encoded.
             policy: for this step, instead of the batch's.
+            stable: for this step, instead of the batch's.
 
         Raises:
             StaleOrder: something is still to be encoded.
@@ -276,7 +279,7 @@ class VLBatch(Generic[E]):
         live = step.scheduled
         if not self.batch.are_live(live):
             live = {r: n for r, n in live.items() if self.batch.is_live(r)}
-        return self.batch.apply(self.batch.plan(live, policy=policy))
+        return self.batch.apply(self.batch.plan(live, policy=policy, stable=stable))
 
     def gather(self, order: BatchOrder, *, shift: int = 0) -> FeatureInputs:
         """Features of the step and their tokens; see ``FeatureStore.gather``."""

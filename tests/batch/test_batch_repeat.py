@@ -12,7 +12,7 @@ from exposed import to_host
 from small_batches import add_all, make_batch, step
 
 from vlbatch import InputBatch
-from vlbatch.errors import InvalidSchedule
+from vlbatch.errors import InvalidField, InvalidSchedule
 from vlbatch.fields import cumulative, row
 from vlbatch.order import DECODE, PREFILL
 
@@ -111,3 +111,14 @@ def test_lengths_that_an_engine_overwrites_are_summed_anew() -> None:
     step(batch, a=1, b=1)
 
     assert to_host(batch["sums"]).tolist() == [0, 3, 7, 7, 7]
+
+
+def test_sums_in_a_column() -> None:
+    """Sums may have trailing axes of extent 1, for kernels that want them so; no other ones."""
+    batch = make_batch(cumulative("sums", lambda order: order.scheduled, shape=(1,)))
+    add_all(batch, a=2, b=3)
+    step(batch, a=2, b=3)
+
+    assert to_host(batch["sums"]).tolist() == [[0], [2], [5], [5], [5]]
+    with pytest.raises(InvalidField, match=r"'sums' has shape \(2,\); use ones"):
+        cumulative("sums", lambda order: order.scheduled, shape=(2,))

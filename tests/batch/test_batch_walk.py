@@ -250,7 +250,7 @@ class Walk:
         if gone:
             with refused(batch, InvalidSchedule, "is not in the batch", req_id=gone[0]):
                 batch.plan(self.last_scheduled)
-        if self.old_plan is not None and self.old_plan.version != batch._version:
+        if self.old_plan is not None and self.old_plan.state.version != batch._version:
             with refused(batch, StaleOrder, "earlier state"):
                 batch.apply(self.old_plan)
 

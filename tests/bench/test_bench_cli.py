@@ -31,9 +31,8 @@ def test_json_and_table(tmp_path: Path, name: str, fact: str, shown: str) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["reorder", "--device"], "--device measures one set"),
-        (["--device", "--num-reqs", "8"], "--device measures one set"),
-        (["--device", "--peer", "vllm"], "--device measures one set"),
+        (["--device", "--num-reqs", "8"], "--device measures 256 requests"),
+        (["--device", "--peer", "vllm"], "--device measures 256 requests"),
         (["step", "--peer", "vllm"], "--peer is for reorder or all"),
         (["step", "--json", "no/such/folder/out.json"], "no/such/folder is not a folder"),
     ],

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from replay_builders import SCENARIOS
 
-import vlbatch.batch.input_batch as input_batch_module
+import vlbatch.batch.planner as planner_module
 import vlbatch.fields.storage as storage_module
 from vlbatch import EncoderCache, FeatureStore, InputBatch, PositionRuns, PositionStore, VLBatch
 from vlbatch.backends import HostOperations
@@ -160,12 +160,12 @@ def _never_decode(original: Any, *a: Any) -> Any:
 
 
 def _unstable(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = input_batch_module.place_rows
+    original = planner_module.place_rows
 
     def place_rows(*a: Any, **k: Any) -> Any:
         return original(*a, **{**k, "stable": False})
 
-    monkeypatch.setattr(input_batch_module, "place_rows", place_rows)
+    monkeypatch.setattr(planner_module, "place_rows", place_rows)
 
 
 def _add_then_check(original: Any, vl: VLBatch[Any], req_id: str, **k: Any) -> Any:

@@ -18,7 +18,8 @@ import numpy as np
 from vlbatch.backends.base import Backend
 from vlbatch.batch.access import FieldAccess
 from vlbatch.batch.followers import Followers
-from vlbatch.batch.plan import BatchPlan, BatchSnapshot
+from vlbatch.batch.plan import BatchPlan, BatchSnapshot, BatchState
+from vlbatch.batch.planner import OrderPlanner, OrderRule
 from vlbatch.batch.progress import Progress
 from vlbatch.batch.rows import RowTable
 from vlbatch.errors import (
@@ -32,15 +33,11 @@ from vlbatch.errors import (
 )
 from vlbatch.fields import Field, FieldRegistry, FieldStorage, packed
 from vlbatch.order import (
-    HOLE,
-    IDLE,
     BatchOrder,
     Follower,
     IntArray,
     OrderPolicy,
     Scheduled,
-    place_rows,
-    stay_rows,
     swap_rows,
     vacate_rows,
 )
@@ -52,23 +49,6 @@ E = TypeVar("E")
 class _Preempted:
     num_tokens: int
     values: dict[str, object]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Asked:
-    """A schedule as arrays.
-
-    Attributes:
-        slots: by request, in the order of the schedule.
-        counts: tokens, by request.
-        tokens: int64 ``[capacity]``, tokens by slot, 0 where nothing is scheduled.
-        fewest: smallest of ``counts``.
-    """
-
-    slots: IntArray
-    counts: tuple[int, ...]
-    tokens: IntArray
-    fewest: int
 
 
 class InputBatch(FieldAccess[E], Generic[E]):
@@ -127,9 +107,9 @@ class InputBatch(FieldAccess[E], Generic[E]):
         self._num_steps = 0
         self._order: BatchOrder | None = None  # the latest, until it is counted
         self._order_admission: IntArray = np.zeros(0, dtype=np.int64)  # its row -> rank
-        self._asked: _Asked | None = None
-        self._latest: BatchPlan | None = None  # that was applied
-        self._latest_changes = 0  # ``num_changes`` of the table then
+        self._planner = OrderPlanner(
+            self._table, self.progress, max_model_len=max_model_len, num_drafts=num_drafts
+        )
 
     # -- requests ----------------------------------------------------------------------------
     @property
@@ -363,108 +343,32 @@ class InputBatch(FieldAccess[E], Generic[E]):
         Raises:
             InvalidSchedule: an unknown request, or tokens outside 1 .. what remains.
         """
-        self._check(scheduled, self._read(scheduled))
+        self._planner.check(scheduled)
 
-    def _check(self, scheduled: Scheduled, asked: _Asked) -> None:
-        computed = self.progress.computed
-        most = self.progress.most(slice(None), self.num_drafts, self.max_model_len)
-        if asked.fewest < 1 or np.count_nonzero(computed + asked.tokens > most):
-            self._refuse(scheduled, most - computed)
-
-    def _read(self, scheduled: Scheduled) -> _Asked:
-        """Tokens by slot; kept while the same is asked for, as in steps that only decode."""
-        try:
-            slots = self._table.slots_of(scheduled)
-        except KeyError as error:
-            raise InvalidSchedule("is not in the batch", req_id=error.args[0]) from None
-        counts = tuple(scheduled.values())
-        if self._asked is None or self._asked.slots is not slots or self._asked.counts != counts:
-            tokens = np.zeros(self.capacity, dtype=np.int64)
-            tokens[slots] = counts
-            tokens.flags.writeable = False
-            self._asked = _Asked(slots, counts, tokens, min(counts, default=1))
-        return self._asked
-
-    def _refuse(self, scheduled: Scheduled, most: IntArray) -> None:
-        for req_id, tokens in scheduled.items():
-            slot = self._table.slots[req_id]
-            if not 1 <= tokens <= most[slot]:
-                raise InvalidSchedule(
-                    f"got {tokens} tokens; expected 1..{most[slot]}"
-                    f" ({self.progress.computed[slot]} of a prompt of"
-                    f" {self.progress.prompt_len[slot]} are computed, {self.num_drafts} drafts a"
-                    f" decode, max_model_len {self.max_model_len})",
-                    req_id=req_id,
-                )
-
-    def plan(self, scheduled: Scheduled, *, policy: OrderPolicy | None = None) -> BatchPlan:
+    def plan(
+        self,
+        scheduled: Scheduled,
+        *,
+        policy: OrderPolicy | None = None,
+        stable: bool | None = None,
+    ) -> BatchPlan:
         """Decide the next order: close holes and split regions in one go. Changes nothing.
 
         Args:
             scheduled: req_id -> tokens; live requests that are not in it keep their slot and get
                 a row behind the others.
             policy: for this step, instead of the batch's.
+            stable: for this step, instead of the batch's.
 
         Raises:
             InvalidSchedule: see ``check_schedule``.
+            InvalidSetting: no such policy.
         """
-        asked = self._read(scheduled)
-        policy = policy or self.policy
-        plan = self._repeat(asked, policy)
-        if plan is None:
-            self._check(scheduled, asked)
-            plan = self._arrange(asked, policy)
-        return plan
-
-    def _arrange(self, asked: _Asked, policy: OrderPolicy) -> BatchPlan:
-        """Place every row, and say what is in it then."""
-        table, progress, num_reqs = self._table, self.progress, len(asked.counts)
-        classes = progress.classes()
-        if num_reqs < len(table.slots):
-            classes[asked.tokens == 0] = IDLE
-        old_slots = table.slot_of_row[: table.num_rows]
-        old_classes = classes.take(old_slots)
-        if table.has_holes:
-            old_classes[old_slots < 0] = HOLE
-        moves = place_rows(
-            old_classes, table.newcomer_rank(old_slots), policy=policy, stable=self.stable
-        )
-        all_slots = table.slots_after(moves)
-        slots = all_slots[:num_reqs]
-        order = BatchOrder(
-            batch_id=self.batch_id,
-            step=self._num_steps,
-            policy=policy,
-            req_ids=table.req_ids_of(slots),
-            idle=table.req_ids_of(all_slots[num_reqs:]),
-            slots=slots,
-            prompt_lens=progress.prompt_len.take(slots),
-            computed=progress.computed.take(slots),
-            scheduled=asked.tokens.take(slots),
-            classes=classes.take(slots),
-        )
-        return BatchPlan(order, moves, asked.tokens, self._version)
-
-    def _repeat(self, asked: _Asked, policy: OrderPolicy) -> BatchPlan | None:
-        """Plan the latest order again, further on, where that is right: steady decode.
-
-        The same requests, in the same rows as then, decode as many tokens as then, and those fit.
-        """
-        latest = self._latest
-        if latest is None or latest.tokens_of_slot is not asked.tokens:
-            return None
-        order = latest.order
-        if order.policy != policy or order.regions.decode < order.num_reqs:
-            return None
-        if self._latest_changes != self._table.num_changes:
-            return None
-        computed = self.progress.computed.take(order.slots)
-        too_long = computed + order.scheduled > self.max_model_len
-        if np.count_nonzero(too_long | (computed < order.prompt_lens)):
-            return None
-        moves = latest.moves if latest.moves.is_identity else stay_rows(self._table.num_rows)
-        order = order.further(self._num_steps, computed)
-        return BatchPlan(order, moves, asked.tokens, self._version)
+        policy = self.policy if policy is None else policy
+        _check_policy(policy)
+        stable = self.stable if stable is None else stable
+        state = BatchState(self.batch_id, self._num_steps, self._version)
+        return self._planner.plan(scheduled, OrderRule(policy, stable), state)
 
     def apply(self, plan: BatchPlan) -> BatchOrder:
         """Move every row-resident field and every follower, once; write the derived fields.
@@ -475,7 +379,7 @@ class InputBatch(FieldAccess[E], Generic[E]):
                 was moved.
         """
         order, moves = plan.order, plan.moves
-        if order.batch_id != self.batch_id or plan.version != self._version:
+        if plan.state != BatchState(self.batch_id, self._num_steps, self._version):
             raise StaleOrder("the plan was made for another batch or for an earlier state of it")
         derived = self._storage.derived.derive(order)
         followers_derived = self._followers.derive(order)
@@ -483,7 +387,7 @@ class InputBatch(FieldAccess[E], Generic[E]):
         self._storage.derived.write(derived)
         self._table.move(moves)
         self._table.settle()
-        self._latest, self._latest_changes = plan, self._table.num_changes
+        self._planner.remember(plan)
         self._order = order
         self._order_admission = self._table.admission[order.slots]
         self._num_steps += 1
@@ -560,7 +464,7 @@ class InputBatch(FieldAccess[E], Generic[E]):
                 req_id=self._table.req_ids_of(slots)[row],
             )
         self.progress.start(slots, prompt_lens, computed)
-        self._latest = None
+        self._planner.forget()
         self._version += 1
 
     def confirm(self, req_id: str, computed: int, *, in_flight: int = 0) -> bool:
@@ -626,6 +530,10 @@ def _check_settings(capacity: int, max_model_len: int, num_drafts: int, policy: 
     for setting, (got, expected) in least.items():
         if got < expected:
             raise InvalidSetting(f"got {got}; expected >= {expected}", setting=setting)
+    _check_policy(policy)
+
+
+def _check_policy(policy: str) -> None:
     if policy not in get_args(OrderPolicy):
         raise InvalidSetting(
             f"got {policy!r}; expected one of {get_args(OrderPolicy)}", setting="policy"

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vlbatch.backends.dtypes import HostArray
 from vlbatch.order import BatchOrder, IntArray, RowMoves
+
+
+class BatchState(NamedTuple):
+    """What makes a plan stale when it changes: another batch, another step, any other change."""
+
+    batch_id: str
+    num_steps: int
+    version: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -16,13 +25,13 @@ class BatchPlan:
         order: the order of the step.
         moves: how rows get there.
         tokens_of_slot: int64 ``[capacity]``, what was asked for; 0 for nothing.
-        version: state of the batch that it was made for.
+        state: of the batch that it was made for.
     """
 
     order: BatchOrder
     moves: RowMoves
     tokens_of_slot: IntArray
-    version: int
+    state: BatchState
 
 
 @dataclass(frozen=True, slots=True)

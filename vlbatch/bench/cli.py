@@ -38,7 +38,8 @@ def bench_command(
 
     NAME: reorder (plan and apply against pairwise swaps, cycle swaps, sort and gather,
     index_select), step (parts of a decode step), sizes (64 to 4,096 requests), features,
-    positions (against transformers), identity (hashing of pixels), cache, or all.
+    positions (against transformers), identity (hashing of pixels), cache, or all. With --device:
+    reorder, features, positions, or all.
     """
     from rich.console import Console
 
@@ -48,17 +49,16 @@ def bench_command(
         raise click.BadParameter(f"{json_out.parent} is not a folder.", param_hint="--json")
     if peer is not None and name not in ("reorder", "all"):
         raise click.UsageError(f"--peer is for reorder or all, not {name}.")
-    if device:
-        if (name, num_reqs, peer) != ("all", 256, None):
-            raise click.UsageError("--device measures one set: no NAME, --num-reqs or --peer.")
-        _report_device(json_out)
-        return
+    if device and (num_reqs, peer) != (256, None):
+        raise click.UsageError("--device measures 256 requests and has no --peer.")
+    runs = _device_runs() if device else _runs(num_reqs, peer)
+    if name != "all" and name not in runs:
+        raise click.UsageError(f"--device is for {', '.join(runs)} or all, not {name}.")
     console = Console(highlight=False)
     about = machine()
     console.print("  ".join(f"{key} {value}" for key, value in about.items()))
-    runs = _runs(num_reqs, peer)
     outcomes: dict[str, dict[str, object]] = {}
-    for each in NAMES if name == "all" else (name,):
+    for each in runs if name == "all" else (name,):
         outcome = runs[each]()
         outcomes[each] = outcome.as_json()
         _print(console, each, outcome)
@@ -69,16 +69,16 @@ def bench_command(
         )
 
 
-def _report_device(json_out: Path | None) -> None:
+def _device_runs() -> dict[str, Callable[[], Outcome]]:
     try:
-        from vlbatch.bench.device import report_device
+        from vlbatch.bench.device import device_runs
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("vlbatch"):
             raise
         raise MissingDependency(
             f"--device needs {error.name!r}; install vlbatch[torch,cuda]"
         ) from error
-    report_device("cuda", json_out)
+    return device_runs()
 
 
 def _runs(num_reqs: int, peer: str | None) -> dict[str, Callable[[], Outcome]]:
@@ -108,7 +108,11 @@ def _print(console: Console, name: str, outcome: Outcome) -> None:
         table.add_row(what, _time(timing.median), _time(timing.minimum), str(timing.rounds))
     console.print(table)
     for key, value in outcome.facts.items():
-        console.print(f"{key}: {_plain(value)}")
+        if isinstance(value, Mapping) and any(isinstance(v, Mapping) for v in value.values()):
+            for what, found in value.items():
+                console.print(f"{key}, {what}: {_plain(found)}")
+        else:
+            console.print(f"{key}: {_plain(value)}")
 
 
 def _time(seconds: float) -> str:

@@ -241,13 +241,21 @@ def _in_turn(methods: Sequence[Launches]) -> Launches:
     return lambda: next(turns)()
 
 
-def time_inputs(
+def time_decode_features(
     backend: TorchTensorBackend, rounds: int = 1000
 ) -> tuple[dict[str, Timing], dict[str, Timing]]:
-    """Wall and issue times of a steady decode step's features, and of decode positions."""
+    """Wall and issue times of a steady decode step's features: there are none."""
     empty = FeatureInputs(np.zeros(0, dtype=np.int64), (), np.zeros(0, dtype=np.int64))
     buffer = FeatureBuffer(backend, 8192, HIDDEN_SIZE, torch.bfloat16)
     methods: dict[str, Launches] = {"features of a decode step": lambda: buffer.gather(empty)}
+    return wall_times(methods, rounds), issue_times(methods, rounds)
+
+
+def time_positions(
+    backend: TorchTensorBackend, rounds: int = 1000
+) -> tuple[dict[str, Timing], dict[str, Timing]]:
+    """Wall and issue times of positions of decode rows."""
+    methods: dict[str, Launches] = {}
     for num_rows in (256, 4096):
         slots, indices = (
             torch.randperm(num_rows, device=backend.device).to(torch.int32) for _ in range(2)

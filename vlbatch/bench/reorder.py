@@ -37,13 +37,14 @@ class Ours:
                 f"r{number}", prompt_len=PROMPT_LEN,
                 fields={"token_ids_all": tokens, "input_ids": tokens},
             )  # fmt: skip
+        self._before = np.full(work.num_reqs, PROMPT_LEN - 1)
         self._schedule = {f"r{number}": 1 for number in range(work.num_reqs)}
         self.batch.apply(self.batch.plan(self._schedule))
 
     def step(self, decode: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
         """Set progress by hand, then plan and apply."""
         # slot == number: requests were admitted in order and none left
-        np.copyto(self.batch.progress.computed, np.where(decode, PROMPT_LEN, PROMPT_LEN - 1))
+        np.add(self._before, decode, out=self.batch.progress.computed)
         self.batch.apply(self.batch.plan(self._schedule))
 
     @property

@@ -17,7 +17,7 @@ from vlbatch.order.batch_order import BatchOrder
 S = TypeVar("S")
 
 _Sums: TypeAlias = dict[tuple[int, str], tuple[HostArray, HostArray]]
-"""Lengths that cannot change any more, and their running sums, by id of the lengths and dtype."""
+"""Lengths and their running sums, by id of the lengths and dtype of the sums."""
 
 
 @dataclass(slots=True)
@@ -29,6 +29,7 @@ class _Derived(Generic[S]):
         rebuild: of the declaration.
         array: where its values go.
         entry: shape of one entry.
+        given: shape of one entry of what ``rebuild`` returns.
         most: entries that ``rebuild`` may return.
         is_sum: whether they are lengths, to be summed.
         label: names it in a refusal.
@@ -39,6 +40,7 @@ class _Derived(Generic[S]):
     rebuild: Rebuild
     array: S
     entry: tuple[int, ...]
+    given: tuple[int, ...]
     most: int
     is_sum: bool
     label: str
@@ -69,21 +71,42 @@ class DerivedFields(Generic[S]):
             if f.rebuild is not None:
                 is_sum = f.kind is Kind.CUMULATIVE
                 num, *entry = shapes[f.name]
-                most, label = num - is_sum, f"rebuild of field {f.name!r}"
                 self._all.append(
-                    _Derived(f, f.rebuild, arrays[f.name], tuple(entry), most, is_sum, label)
+                    _Derived(
+                        field=f,
+                        rebuild=f.rebuild,
+                        array=arrays[f.name],
+                        entry=tuple(entry),
+                        given=() if is_sum else tuple(entry),
+                        most=num - is_sum,
+                        is_sum=is_sum,
+                        label=f"rebuild of field {f.name!r}",
+                    )
                 )
         self._sums: _Sums = {}  # of the latest step
 
     def derive(self, order: BatchOrder) -> list[HostArray]:
-        """Compute the values of a step; changes nothing.
+        """Compute the values of a step, once a ``rebuild``; changes nothing.
 
         Raises:
             InvalidField: a ``rebuild`` returned more values than its field holds, or entries of
                 another shape.
         """
         known, self._sums = self._sums, {}
-        return [self._derive(each, order, known) for each in self._all]
+        given: dict[Rebuild, HostArray] = {}
+        fresh = []
+        for each in self._all:
+            values = given.get(each.rebuild)
+            if values is None:
+                values = given[each.rebuild] = np.asarray(each.rebuild(order))
+            if not values.ndim or values.shape[1:] != each.given or len(values) > each.most:
+                self._refuse(each, values)
+            fresh.append(
+                self._sums_of(each, values, known)
+                if each.is_sum
+                else convert(values, each.field.dtype, what=each.label)
+            )
+        return fresh
 
     def write(self, values: Sequence[HostArray]) -> None:
         """Write what ``derive`` computed, and the pads behind it up to where values were."""
@@ -105,35 +128,35 @@ class DerivedFields(Generic[S]):
         for each in self._all:
             each.used = 0
 
-    def _derive(self, each: _Derived[S], order: BatchOrder, known: _Sums) -> HostArray:
-        """Values of one field; ``known`` are sums of the step before."""
-        values = np.asarray(each.rebuild(order))
-        if not values.ndim or values.shape[1:] != each.entry or len(values) > each.most:
-            self._refuse(each, values)
-        if not each.is_sum:
-            return convert(values, each.field.dtype, what=each.label)
+    def _sums_of(self, each: _Derived[S], values: HostArray, known: _Sums) -> HostArray:
+        """Running sums of lengths: of this step, or the same ones as in the step before."""
         key = id(values), each.field.dtype
-        found = self._sums.get(key) or known.get(key) or (values, self._sum(each, values))
-        if not values.flags.writeable:
-            self._sums[key] = found
-        return found[1]
+        found = self._sums.get(key)
+        if found is None and not values.flags.writeable:
+            found = known.get(key)
+        if found is None:
+            found = values, self._sum(each, values)
+        self._sums[key] = found
+        return found[1].reshape(-1, *each.entry) if each.entry else found[1]
 
     def _sum(self, each: _Derived[S], values: HostArray) -> HostArray:
         """Sums before each row, then the total in every entry past the last row."""
         lengths = convert(values, "int64", what=each.label)
         num = len(lengths)
-        sums = np.zeros(each.most + 1, dtype=np.int64)
-        np.add.accumulate(lengths, out=sums[1 : num + 1])
-        sums[num + 1 :] = sums[num]
-        whole = sums.astype(each.field.stored_dtype)
-        if whole[-1] != sums[-1]:
-            return convert(sums, each.field.dtype, what=f"sums of field {each.field.name!r}")
+        whole = np.zeros(each.most + 1, dtype=each.field.stored_dtype)
+        if num:
+            sums = np.add.accumulate(lengths)
+            total = sums[-1]
+            whole[1 : num + 1] = sums
+            whole[num + 1 :] = total
+            if whole[-1] != total:
+                convert(sums, each.field.dtype, what=f"sums of field {each.field.name!r}")
         return whole
 
     def _refuse(self, each: _Derived[S], values: HostArray) -> None:
-        if not values.ndim or values.shape[1:] != each.entry:
+        if not values.ndim or values.shape[1:] != each.given:
             raise InvalidField(
-                f"{each.label} got shape {values.shape}; expected {('n', *each.entry)}"
+                f"{each.label} got shape {values.shape}; expected {('n', *each.given)}"
             )
         raise InvalidField(
             f"{each.label} got {len(values)} entries; it holds {each.most}",

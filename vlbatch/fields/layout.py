@@ -86,7 +86,7 @@ def lay_out(
 
 def _whole_shape(f: Field, capacity: int, num_drafts: int) -> tuple[int, ...]:
     if f.kind is Kind.CUMULATIVE:
-        return (capacity + 1,)
+        return (capacity + 1, *f.shape)
     if f.kind in (Kind.PACKED, Kind.GLOBAL):
         return f.shape or (1,)
     if f.whole:

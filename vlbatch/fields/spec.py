@@ -52,7 +52,8 @@ class Field:
         name: unique in its batch.
         kind: see ``Kind``.
         shape: per request (per draft row for ``PER_DRAFT``; of the whole for ``GLOBAL`` and
-            ``PACKED``; ``(width, ...)`` for ``RAGGED``; unused for ``CUMULATIVE`` and ``HOST``).
+            ``PACKED``; ``(width, ...)`` for ``RAGGED``; extents of 1 behind the sums of
+            ``CUMULATIVE``; unused for ``HOST``).
         dtype: a key of ``STORED_AS``.
         default: value of an unused row and of a new request; for ``HOST`` a callable makes one
             object a request.
@@ -100,6 +101,8 @@ class Field:
             )
         if any(n <= 0 for n in self.shape):
             raise InvalidField(f"field {self.name!r} has shape {self.shape}; extents must be > 0")
+        if self.kind is Kind.CUMULATIVE and any(n != 1 for n in self.shape):
+            raise InvalidField(f"cumulative field {self.name!r} has shape {self.shape}; use ones")
         if self.kind is Kind.RAGGED and not self.shape:
             raise InvalidField(f"ragged field {self.name!r} needs a width")
         if self.kind is Kind.ROW_VALUED and STORED_AS[self.dtype].kind != "i":
@@ -214,12 +217,14 @@ def row_valued(
     )  # fmt: skip
 
 
-def cumulative(name: str, rebuild: Rebuild, dtype: str = "int32") -> Field:
-    """Declare running sums ``[capacity + 1]`` of the per-row lengths that ``rebuild`` returns.
+def cumulative(
+    name: str, rebuild: Rebuild, dtype: str = "int32", *, shape: tuple[int, ...] = ()
+) -> Field:
+    """Declare running sums ``[capacity + 1, *shape]`` of the lengths by row ``rebuild`` returns.
 
-    Entry 0 is 0; entries past the last row repeat the total.
+    Entry 0 is 0; entries past the last row repeat the total. Extents in ``shape`` are 1.
     """
-    return Field(name, Kind.CUMULATIVE, (), dtype, 0, "rows", "contiguous", "reset", rebuild)
+    return Field(name, Kind.CUMULATIVE, shape, dtype, 0, "rows", "contiguous", "reset", rebuild)
 
 
 def packed(

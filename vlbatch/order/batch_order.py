@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vlbatch.errors import UnknownRequest
-from vlbatch.order.moves import DECODE, EXTEND, PREFILL, IntArray, OrderPolicy
+from vlbatch.order.moves import DECODE, EXTEND, IntArray, OrderPolicy
 from vlbatch.order.restore import restore_outputs
 
 
@@ -83,8 +83,8 @@ class BatchOrder:
     @cached_property
     def regions(self) -> Regions:
         """Requests per class; with ``policy="split"`` also the bounds of the regions."""
-        counts = np.bincount(self.classes, minlength=3)
-        return Regions(int(counts[DECODE]), int(counts[EXTEND]), int(counts[PREFILL]))
+        decode, extend = (int(np.count_nonzero(self.classes == c)) for c in (DECODE, EXTEND))
+        return Regions(decode, extend, self.num_reqs - decode - extend)
 
     @property
     def num_leading_decodes(self) -> int:

@@ -189,17 +189,20 @@ class RecordedBatch(VLBatch[E]):
         self._entries = set(self.features.cache.present())
         self.recorder.given_up()
 
-    def arrange(self, step: Step, *, policy: OrderPolicy | None = None) -> BatchOrder:
+    def arrange(
+        self, step: Step, *, policy: OrderPolicy | None = None, stable: bool | None = None
+    ) -> BatchOrder:
         """Move rows; see ``VLBatch.arrange``.
 
-        The format knows one policy: from the first other one on, row orders are only noted.
+        The format knows one rule: from the first other one on, row orders are only noted.
         """
-        if policy not in (None, self.batch.policy):
+        batch = self.batch
+        if policy not in (None, batch.policy) or stable not in (None, batch.stable):
             self.recorder.ignore_order()
         if self._fields is None:
-            return super().arrange(step, policy=policy)
+            return super().arrange(step, policy=policy, stable=stable)
         self._fields.before_move()
-        order = super().arrange(step, policy=policy)
+        order = super().arrange(step, policy=policy, stable=stable)
         self._misplaced = self._fields.after_move(order.req_ids)
         return order
 

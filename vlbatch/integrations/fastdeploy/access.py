@@ -21,29 +21,47 @@ LAUNCH_BUFFERS = (
 _REQUIRED = object()
 
 
+# Any: arrays of whatever library the backend has
+def check_lengths(value: object, buffer: Any) -> None:
+    """Refuse lengths that cannot be copied into the first rows of a buffer.
+
+    Raises:
+        InvalidField: an array of another library, or of another shape.
+    """
+    expected = type(buffer)
+    shape = tuple(value.shape) if isinstance(value, expected) else None
+    if shape is None or len(shape) != 1 or shape[0] > len(buffer):
+        raise InvalidField(
+            f"field 'seq_lens_this_time' got a {type(value).__name__} of shape {shape}; expected a"
+            f" {expected.__name__} with one axis of at most {len(buffer)}"
+        )
+
+
 class SharedInputs:
     """Declared fields, what the runner keeps beside them, and views, all by name.
 
     ``batch["name"]`` and ``batch.name`` are the same. Three sorts of names exist:
 
     - declared fields: assigning copies into the array, whose address never changes;
-    - kept objects (attention buffers, KV caches): ``None`` until the runner assigns one, then fixed
-      until it is popped, since captured graphs may hold it;
+    - kept objects, ``None`` until the runner assigns one. Those that captured graphs hold
+      (attention buffers, KV caches, rotary tables) then stay until they are popped;
     - views, properties of the class.
 
     Any other name raises ``UnknownField`` (an ``AttributeError`` where it is read as an attribute).
 
     Args:
-        kept: names of kept objects.
+        fixed: names of kept objects that captured graphs hold.
+        kept: names of kept objects that may be assigned again and again.
     """
 
     _views: tuple[str, ...] = ()
     _writable_views: tuple[str, ...] = ()
 
-    def __init__(self, kept: Iterable[str]) -> None:
+    def __init__(self, fixed: Iterable[str], kept: Iterable[str] = ()) -> None:
         # Any: arrays of whatever library the backend has
         self._parts: tuple[FieldAccess[Any], ...] = ()
-        self._kept: dict[str, object] = dict.fromkeys(kept)
+        self._fixed = frozenset(fixed)
+        self._kept: dict[str, object] = dict.fromkeys([*self._fixed, *kept])
 
     # Any: a tensor, a list, a number, by name
     def __getitem__(self, name: str) -> Any:
@@ -58,9 +76,14 @@ class SharedInputs:
             return part.objects(name) if is_host else part[name]
         if name in self._kept:
             return self._kept[name]
-        if name in self._views:
+        if name in self._views and self._parts:
             return getattr(self, name)
         raise self._unknown(name)
+
+    # Any: see __getitem__
+    def get(self, name: str, default: object = None) -> Any:
+        """Read a name that is there (see ``in``), else the default."""
+        return self[name] if name in self else default  # noqa: SIM401 (this is get)
 
     # Any: see __getitem__
     def __getattr__(self, name: str) -> Any:
@@ -99,8 +122,9 @@ class SharedInputs:
             return False
         if self._part_of(name) is not None:
             return True
-        kept = name in self._kept or name in self._views
-        return kept and self[name] is not None
+        if name in self._views:
+            return bool(self._parts) and self[name] is not None
+        return self._kept.get(name) is not None
 
     def pop(self, name: str, default: object = _REQUIRED) -> object:
         """Give up a kept object, so that another can be assigned.
@@ -122,6 +146,17 @@ class SharedInputs:
         """Give up a kept object; raises as ``pop``."""
         self.pop(name)
 
+    def check_by_row(self, name: str) -> None:
+        """Refuse a field that has no entry a row.
+
+        Raises:
+            InvalidField: it has one a token or a draft, or is of the whole batch.
+        """
+        part = self._part_of(name)
+        field = None if part is None else part.registry[name]
+        if field is not None and (field.flat or not field.is_per_request):
+            raise InvalidField(f"field {name!r} has no entry a row: it cannot be recovered")
+
     # -- inside ------------------------------------------------------------------------------
     # Any: see __init__
     def _part_of(self, name: str) -> FieldAccess[Any] | None:
@@ -134,18 +169,23 @@ class SharedInputs:
             return self._objects(part.objects(name), name, value)
         if part is not None:
             return part.prepare(name, value)
-        if name in self._writable_views:
+        if name in self._writable_views and self._parts:
+            self._check_view(name, value)
             return partial(object.__setattr__, self, name, value)
         if name in self._views:
             raise InvalidField(f"{name!r} follows from the requests; it cannot be assigned")
         if name not in self._kept:
             raise self._unknown(name)
-        if self._kept[name] is not None and self._kept[name] is not value:
+        kept = self._kept[name]
+        if name in self._fixed and kept is not None and kept is not value:
             raise InvalidField(
                 f"{name!r} is kept already, and a captured graph may hold it: write into it, or"
                 " pop it first"
             )
         return partial(self._kept.__setitem__, name, value)
+
+    def _check_view(self, name: str, value: object) -> None:
+        """Refuse what cannot be assigned to a view."""
 
     def _objects(self, objects: list[object], name: str, value: object) -> Callable[[], None]:
         if not isinstance(value, list) or len(value) != len(objects):

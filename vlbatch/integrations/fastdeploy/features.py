@@ -7,9 +7,29 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlbatch.backends.join import join_arrays
-from vlbatch.features import FeatureInputs
+from vlbatch.cache import Features
+from vlbatch.features import EncodeTask, FeatureInputs
 from vlbatch.items import IntArray
 from vlbatch.order import BatchOrder
+from vlbatch.step import Encoder
+
+
+def copying(extract: Encoder) -> Encoder:
+    """Encode into arrays of their own: a graph's next replay overwrites what it gave before."""
+
+    def encode(tasks: Sequence[EncodeTask]) -> list[Features]:
+        return [
+            tuple(map(_copy, levels)) if isinstance(levels, tuple) else levels
+            for levels in extract(tasks)
+        ]
+
+    return encode
+
+
+# Any: an array of whatever library the encoder uses
+def _copy(array: Any) -> Any:
+    copy = getattr(array, "clone", None) or getattr(array, "copy", None)
+    return array if copy is None else copy()  # what is no array is refused by the store
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -28,6 +28,7 @@ from vlbatch.fields import (
     row_valued,
 )
 from vlbatch.fields.spec import OnPreempt, Residency
+from vlbatch.order import DECODE, BatchOrder, IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,7 @@ class FieldSizes:
         whole_rows: wide fields have no valid length and move whole, for runners that write them
             by row and say nothing of lengths.
         eos_tokens_lens: end tokens of the model.
+        num_inject_tokens: tokens that end a thought which is too long.
         rope_table: shape of one request's rotary table, ``None`` for none: positions are runs.
         pad_token_id, top_p, temperature, min_length, penalty_score, frequency_score,
         presence_score: defaults of the model.
@@ -70,6 +72,7 @@ class FieldSizes:
     heavy_residency: Residency = "slots"
     whole_rows: bool = False
     eos_tokens_lens: int = 1
+    num_inject_tokens: int = 1
     rope_table: tuple[int, ...] | None = None
     pad_token_id: int = 0
     top_p: float = 0.7
@@ -175,6 +178,7 @@ def _text(s: FieldSizes) -> list[Field]:
         row("preempted_idx", (1,), "int32"),
         row("last_preempted_idx", (1,), "int32"),
         row("mask_rollback", (1,), "int32"),
+        row("generated_modality", (), "int32", default=-1),
         row_valued("step_block_list", (s.max_num_seqs,), whole=True),
         row_valued("recover_block_list", (s.max_num_seqs,), whole=True),
         row_valued("need_block_list", (s.max_num_seqs,), whole=True),
@@ -197,7 +201,7 @@ def _text(s: FieldSizes) -> list[Field]:
         batch_global("need_block_len", (1,), "int32"),
         batch_global("free_list", (s.num_blocks,), "int32"),
         batch_global("free_list_len", (1,), "int32"),
-        batch_global("inject_token_ids", (1, 1)),
+        batch_global("inject_token_ids", (s.num_inject_tokens, 1)),
         batch_global("reasoning_allowed_tokens", (2,)),
         batch_global("seq_lens_kv", (s.max_num_seqs + 8, 1), "int32"),
         # rebuilt each step
@@ -239,22 +243,40 @@ def _speculative(s: FieldSizes) -> list[Field]:
         row("prompt_lens_cpu", (1,), "int64"),
         per_draft("accept_tokens_cpu"),
         row("accept_num_cpu", (), "int32"),
-        cumulative("cu_seqlens_q_output", lambda order: order.scheduled),
-        cumulative("cu_batch_token_offset", lambda order: order.scheduled),
-        packed("batch_id_per_token_output", (s.max_num_seqs * (s.num_draft_tokens + 1),), "int32"),
+        cumulative("cu_batch_token_offset", num_logits),
+        *output_offsets(s),
     ]
+
+
+def output_offsets(s: FieldSizes) -> list[Field]:
+    """Where the logits of each row start: a prompt has one, a decode one a token."""
+    num_drafted = s.max_num_seqs * (s.num_draft_tokens + 1)
+    return [
+        cumulative("cu_seqlens_q_output", num_logits, shape=(1,)),
+        packed("batch_id_per_token_output", (num_drafted,), "int32"),
+        packed("output_cum_offsets", (s.max_num_seqs, 1), "int32"),
+        packed("output_padding_offset", (num_drafted,), "int32"),
+    ]
+
+
+def num_logits(order: BatchOrder) -> IntArray:
+    """Row -> rows of logits: one of a prompt, finished or not, and all of a decode."""
+    in_prompt = order.classes != DECODE
+    return (
+        np.where(in_prompt, 1, order.scheduled) if np.count_nonzero(in_prompt) else order.scheduled
+    )
 
 
 def _multimodal(s: FieldSizes) -> list[Field]:
     heavy = s.heavy_residency
     return [
-        row("generated_modality", (), "int32", default=-1),
         host("image_grid_thws", default=list, residency=heavy),
+        host("video_features", residency=heavy),
         host("video_grid_thws", default=list, residency=heavy),
         host("video_infinity_scales", default=list, residency=heavy),
         row("attn_mask_offsets_decoder", (1,), "int32", default=-1),
         s.wide("attn_mask_offsets_full", s.max_model_len, "int32", default=-1),
-        packed("attn_mask_offsets", (s.max_tokens,), "int32", default=-1),
+        packed("attn_mask_offsets", (s.max_num_seqs * s.max_model_len,), "int32", default=-1),
         *([per_draft("decode_states", dtype="int32", default=-1)] if s.num_draft_tokens else []),
         *([row("rope_emb", s.rope_table, "float32", residency=heavy)] if s.rope_table else []),
     ]

@@ -6,39 +6,35 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from vlbatch.backends import Backend, make_backend
 from vlbatch.batch import InputBatch as CoreBatch
 from vlbatch.batch import ProposerInputBatch as CoreFollower
 from vlbatch.batch import own
 from vlbatch.cache import EncoderCache
-from vlbatch.errors import InvalidField, StaleOrder, VlbatchError
+from vlbatch.errors import StaleOrder
 from vlbatch.features import FeatureSpec, FeatureStore
-from vlbatch.integrations.fastdeploy.access import LAUNCH_BUFFERS, SharedInputs
+from vlbatch.integrations.fastdeploy.access import LAUNCH_BUFFERS, check_lengths
 from vlbatch.integrations.fastdeploy.config import (
+    cache_rows,
     free_blocks,
+    inject_tokens,
     paddle_backend,
+    read_family,
     read_sizes,
     setting,
 )
-from vlbatch.integrations.fastdeploy.features import RequestFeatures, StepFeatures
+from vlbatch.integrations.fastdeploy.features import StepFeatures
 from vlbatch.integrations.fastdeploy.fields import HOST_FIELDS, FieldSizes, declare_fields
-from vlbatch.items import IntArray, Item
-from vlbatch.order import BatchOrder, OrderPolicy
-from vlbatch.step import Encoder, VLBatch
+from vlbatch.integrations.fastdeploy.views import FeatureViews, name_of
+from vlbatch.items import Item
+from vlbatch.order import OrderPolicy
+from vlbatch.step import VLBatch
 
 REASONING_ALLOWED_TOKENS = (100973, 100975)
 """Of the upstream's model: a tool call, or the response."""
 
-_FAMILIES = {
-    "qwen3_vl": "qwen3_vl", "qwen2_5_vl": "qwen2_5_vl", "qwen2_vl": "qwen2_vl",
-    "ernie4_5_moe_vl": "ernie4_5_vl", "ernie4_5_vl": "ernie4_5_vl",
-    "paddleocr_vl": "qwen2_vl",
-}  # fmt: skip
 
-
-class InputBatch(SharedInputs):
+class InputBatch(FeatureViews):
     """The running batch of a FastDeploy runner.
 
     A request is named by its slot id of the engine's scheduler (``batch_id``). Its row is what
@@ -48,13 +44,18 @@ class InputBatch(SharedInputs):
     Args:
         fd_config: FastDeploy's configuration, or a namespace with the same sections and names.
         backend: where fields live; ``None`` for Paddle's current place.
-        family: rules of rotary positions; ``None`` for those of ``model_config.model_type``.
+        family: rules of rotary positions; ``None`` for those of ``model_config.model_type``, or
+            one-dimensional ones where ``model_config.enable_mm`` is off.
         rope_table: declare ``rope_emb``, a rotary table a request, for multimodal kernels that
             read it; without it positions come from ``positions`` alone.
         encoder_cache_rows: budget of the encoder cache; ``None`` for
-            ``cache_config.max_encoder_cache``, or for as many as fit a batch of full chunks.
-        spec: what features must look like.
+            ``cache_config.max_encoder_cache``, where that is not above 0 for as many as a step
+            of full chunks can need.
+        spec: what features must look like; ``None``: ``model_config.hidden_size`` columns.
         kept: names of further objects that the runner stores here.
+
+    Raises:
+        InvalidSetting: ``fd_config`` lacks a setting, or has an impossible one.
     """
 
     _views = (
@@ -79,23 +80,31 @@ class InputBatch(SharedInputs):
     ) -> None:
         sizes = read_sizes(fd_config, rope_table=rope_table)
         own_rope = () if sizes.rope_table else ("rope_emb",)
-        super().__init__([*LAUNCH_BUFFERS, "caches", "logits_processors", *own_rope, *kept])
+        super().__init__(
+            [*LAUNCH_BUFFERS, "caches", *own_rope],
+            ["logits_processors", *kept],
+            sizes.max_num_seqs,
+        )
         self._fd_config = fd_config
         self._sizes = sizes
-        self._family = family or _family(setting(fd_config, "model_config.model_type", ""))
-        self._cache_rows = encoder_cache_rows
-        self._spec = spec
+        self._family = family or read_family(fd_config)
+        self._cache_rows = cache_rows(fd_config) or sizes.max_tokens
+        if encoder_cache_rows is not None:
+            self._cache_rows = encoder_cache_rows
+        hidden_size: int | None = setting(fd_config, "model_config.hidden_size", None)
+        self._spec = spec or FeatureSpec(hidden_size=hidden_size)
         self._backend = make_backend(backend) if isinstance(backend, str) else backend
         self._enable_pd_reorder = False
-        self._features: StepFeatures | None = None
-        self._failed: dict[int, VlbatchError] = {}
 
     def init_share_inputs(self) -> None:
         """Allocate every field; their addresses stay for the life of the batch.
 
         Raises:
             MissingDependency: Paddle is not installed and no other backend was given.
+            StaleOrder: it was called before.
         """
+        if self._parts:
+            raise StaleOrder("allocated already, and addresses stay: use reset_share_inputs()")
         sizes = self._sizes
         backend = self._backend or paddle_backend()
         fields = declare_fields(sizes)
@@ -111,8 +120,15 @@ class InputBatch(SharedInputs):
         on_host = make_backend(backend.name.removesuffix("-tensor"))
         host = CoreFollower(core, [own(field) for field in pinned], backend=on_host)
         self._made, self._parts = backend, (core, host)
-        cache = EncoderCache(max_rows=self._cache_rows or sizes.max_tokens)
-        self._vl = VLBatch(core, FeatureStore(cache, spec=self._spec), family=self._family)
+        cache = EncoderCache(max_rows=self._cache_rows)
+        self._vl = VLBatch(
+            core,
+            FeatureStore(cache, spec=self._spec),
+            family=self._family,
+            tokens_per_second=setting(
+                self._fd_config, "model_config.vision_config.tokens_per_second", 2.0
+            ),
+        )
         self._write_constants()
 
     def _write_constants(self) -> None:
@@ -121,6 +137,7 @@ class InputBatch(SharedInputs):
         self["free_list"] = blocks or -1
         self["free_list_len"] = len(blocks)
         self["reasoning_allowed_tokens"] = list(REASONING_ALLOWED_TOKENS)
+        self["inject_token_ids"] = [[token] for token in inject_tokens(self._fd_config)]
 
     def reset_share_inputs(self) -> None:
         """Drop every request and set every field to what ``init_share_inputs`` gave it, in place.
@@ -136,18 +153,6 @@ class InputBatch(SharedInputs):
     # -- the core ----------------------------------------------------------------------------
     # Any: see __init__
     @property
-    def vl(self) -> VLBatch[Any]:
-        """The batch behind the names: positions, features, orders, checks."""
-        return self._vl
-
-    # Any: see __init__
-    @property
-    def core(self) -> CoreBatch[Any]:
-        """Its rows and fields."""
-        return self._vl.batch
-
-    # Any: see __init__
-    @property
     def backend(self) -> Backend[Any, Any]:
         """Where fields live."""
         return self._made
@@ -161,18 +166,6 @@ class InputBatch(SharedInputs):
     def fd_config(self) -> object:
         """The configuration that the sizes were read from."""
         return self._fd_config
-
-    @property
-    def order(self) -> BatchOrder:
-        """Order of the latest step; outputs are restored with it, whatever happens after."""
-        return self._latest().order
-
-    def _latest(self) -> StepFeatures:
-        if self._features is None:
-            raise StaleOrder(
-                "there is no step: condense or reorder first, after any add, remove or swap"
-            )
-        return self._features
 
     # -- requests ----------------------------------------------------------------------------
     def add(
@@ -201,7 +194,7 @@ class InputBatch(SharedInputs):
         Raises:
             VlbatchError: see ``VLBatch.add``; nothing was changed.
         """
-        name = _name(batch_id)
+        name = name_of(batch_id)
         fields = {"prompt_lens": prompt_len, "seq_lens_decoder": computed}
         self._vl.add(
             name, prompt_len=prompt_len, items=items, computed=computed, fields=fields,
@@ -216,7 +209,7 @@ class InputBatch(SharedInputs):
         Raises:
             UnknownRequest: not in the batch, nor preempted.
         """
-        self._vl.remove(_name(batch_id))
+        self._vl.remove(name_of(batch_id))
         self._features = None
 
     def preempt(self, batch_id: int) -> None:
@@ -225,7 +218,7 @@ class InputBatch(SharedInputs):
         Raises:
             UnknownRequest: not in the batch.
         """
-        self._vl.preempt(_name(batch_id))
+        self._vl.preempt(name_of(batch_id))
         self._features = None
 
     def resume(self, batch_id: int, *, computed: int = 0) -> int:
@@ -237,7 +230,7 @@ class InputBatch(SharedInputs):
         Raises:
             VlbatchError: see ``VLBatch.resume``.
         """
-        name = _name(batch_id)
+        name = name_of(batch_id)
         self._vl.resume(name, computed=computed)
         row = self.core.row_of(name)
         self.core.write(name, "prompt_lens", self.core.known_tokens_of(name))
@@ -251,11 +244,11 @@ class InputBatch(SharedInputs):
         Raises:
             UnknownRequest: not in the batch; ``add`` adds.
         """
-        return self.core.row_of(_name(batch_id))
+        return self.core.row_of(name_of(batch_id))
 
     def has(self, batch_id: int) -> bool:
         """Whether the request has a row."""
-        return self.core.is_live(_name(batch_id))
+        return self.core.is_live(name_of(batch_id))
 
     @property
     def index_to_batch_id(self) -> Mapping[int, int]:
@@ -272,11 +265,6 @@ class InputBatch(SharedInputs):
     def running_requests_ids(self) -> range:
         """Rows in use."""
         return range(self.num_running_requests)
-
-    @property
-    def failed(self) -> Mapping[int, VlbatchError]:
-        """Requests that left by ``process_mm_features``, with the reason; until the next call."""
-        return MappingProxyType(self._failed)
 
     # -- rows --------------------------------------------------------------------------------
     @property
@@ -298,7 +286,9 @@ class InputBatch(SharedInputs):
         self._features = None
 
     def condense(self) -> None:
-        """Close the holes of requests that left; rows without tokens in this step come last.
+        """Close the holes of requests that left; the others keep their order.
+
+        Newcomers follow in order of arrival, rows without tokens come last.
 
         Raises:
             VlbatchError: see ``arrange``.
@@ -309,7 +299,8 @@ class InputBatch(SharedInputs):
         """Move every row to its place in this step, and gather the step's features.
 
         Args:
-            policy: ``"arrival"`` closes holes, ``"two"`` also puts decodes before prefills.
+            policy: ``"arrival"`` closes holes and keeps the order; ``"two"`` puts decodes before
+                prefills, and a row that is among its own already stays.
 
         Raises:
             StaleOrder: features of the step are missing: ``process_mm_features`` comes first.
@@ -317,114 +308,15 @@ class InputBatch(SharedInputs):
                 ``seq_lens_this_time_buffer`` of a request contradict each other.
         """
         step = self._vl.begin(self._scheduled())
-        if step.tasks or step.failed:
+        self._note_failed(step)
+        if step.tasks:
             self._vl.abandon(step)
             missing = [task.reference.req_id for task in step.tasks]
             raise StaleOrder(
-                f"features of requests {missing} are not encoded (failed: {step.failed}): call"
-                " process_mm_features first"
+                f"features of requests {missing} are not encoded: call process_mm_features first"
             )
-        order = self._vl.arrange(step, policy=policy)
+        order = self._vl.arrange(step, policy=policy, stable=policy == "arrival")
         self._features = StepFeatures(order, self._vl.gather(order))
-
-    def _scheduled(self) -> dict[str, int]:
-        """Read progress and this step's tokens from the runner's fields: four small copies."""
-        core, rows = self.core, self.core.rows
-        prompt_lens, computed, encoder, this_time = (
-            core.to_host(name)[: len(rows)].reshape(-1).astype(np.int64)
-            for name in (
-                "prompt_lens", "seq_lens_decoder", "seq_lens_encoder", "seq_lens_this_time_buffer"
-            )
-        )  # fmt: skip
-        self._vl.set_progress(prompt_lens, computed)
-        tokens = np.where(encoder > 0, encoder, this_time).tolist()
-        return {
-            name: count
-            for name, count in zip(rows, tokens, strict=True)
-            if name is not None and count > 0
-        }
-
-    # -- media -------------------------------------------------------------------------------
-    def process_mm_features(self, extract: Encoder, *, max_rows: int | None = None) -> None:
-        """Encode what this step's chunks need and the cache lacks, each content once.
-
-        A request whose item fails leaves the batch and is in ``failed``; the others go on.
-
-        Args:
-            extract: the vision encoder: tasks -> one tuple of arrays ``[rows, hidden]`` a task;
-                ``task.placed.item.payload`` is what the runner gave with the item.
-            max_rows: feature rows of one call at most; ``None`` for all in one.
-
-        Raises:
-            InvalidSchedule: as ``arrange``; or the cache cannot hold what the step needs.
-        """
-        self._failed.clear()
-        step = self._vl.begin(self._scheduled())
-        self._vl.encode(step, extract, max_rows=max_rows)
-        self._failed.update((int(name), error) for name, error in step.failed.items())
-        self._features = None
-
-    def features_of(self, batch_id: int) -> RequestFeatures | None:
-        """Features of a request's chunk and their places, ``None`` for none.
-
-        Raises:
-            StaleOrder: there is no step.
-        """
-        return self._latest().by_request.get(_name(batch_id))
-
-    # Any: an array of the encoder's library
-    @property
-    def image_features(self) -> Any:
-        """Features of the step, all rows in batch order; ``None`` for none or once consumed."""
-        return None if self._features is None else self._features.whole()
-
-    @image_features.setter
-    def image_features(self, value: None) -> None:
-        self._clear_features(value)
-
-    @property
-    def image_features_list(self) -> list[object]:
-        """Row -> features of the step, -1 for none or once consumed."""
-        rows = self.core.rows
-        if self._features is None:
-            return [-1] * self._sizes.max_num_seqs
-        return self._features.by_row(rows, self._sizes.max_num_seqs)
-
-    @image_features_list.setter
-    def image_features_list(self, value: None) -> None:
-        self._clear_features(value)
-
-    # Any: see image_features
-    def take_image_features(self) -> Any:
-        """Give ``image_features`` and clear both views: the step has consumed them."""
-        taken = self.image_features
-        self._clear_features(None)
-        return taken
-
-    def _clear_features(self, value: object) -> None:
-        if value is not None:
-            raise InvalidField(
-                "features come from process_mm_features; only None can be assigned, which clears"
-                " them"
-            )
-        if self._features is not None:
-            self._features.clear()
-
-    def positions(self) -> IntArray:
-        """Rotary positions of the step, int64 ``[axes, num_tokens]``, in batch order.
-
-        Raises:
-            StaleOrder: there is no step.
-        """
-        return self._vl.positions_of(self.order)
-
-    def update_weights(self, epoch: int) -> None:
-        """Make features of other weights than these unreachable.
-
-        Raises:
-            VlbatchError: see ``EncoderCache.set_epoch``.
-        """
-        self._vl.features.cache.set_epoch(epoch)
 
     # -- views -------------------------------------------------------------------------------
     # Any: an array of the backend
@@ -436,7 +328,14 @@ class InputBatch(SharedInputs):
     @seq_lens_this_time.setter
     def seq_lens_this_time(self, value: Any) -> None:  # Any: as above
         """Copy into the buffer; a view of it is there already."""
+        self._check_view("seq_lens_this_time", value)
         self["seq_lens_this_time_buffer"][: len(value)] = value
+
+    def _check_view(self, name: str, value: object) -> None:
+        if name == "seq_lens_this_time":
+            check_lengths(value, self["seq_lens_this_time_buffer"])
+        else:
+            super()._check_view(name, value)
 
     def check(self) -> None:
         """Verify every invariant of the batch.
@@ -445,12 +344,3 @@ class InputBatch(SharedInputs):
             InvariantBroken: naming what is broken.
         """
         self._vl.check()
-
-
-def _name(batch_id: int) -> str:
-    return str(int(batch_id))
-
-
-def _family(model_type: str) -> str:
-    found = [family for name, family in _FAMILIES.items() if name in model_type]
-    return found[0] if found else "1d"

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vlbatch.batch import ProposerInputBatch as CoreFollower
-from vlbatch.errors import StaleOrder
-from vlbatch.integrations.fastdeploy.access import LAUNCH_BUFFERS, SharedInputs
-from vlbatch.integrations.fastdeploy.config import free_blocks, required, setting
+from vlbatch.errors import InvalidSetting, StaleOrder
+from vlbatch.integrations.fastdeploy.access import LAUNCH_BUFFERS, SharedInputs, check_lengths
+from vlbatch.integrations.fastdeploy.config import free_blocks, hidden_tokens, required, setting
 from vlbatch.integrations.fastdeploy.input_batch import InputBatch
 from vlbatch.integrations.fastdeploy.proposer_fields import declare_draft_fields
 
@@ -41,22 +41,24 @@ class ProposerInputBatch(SharedInputs):
         self._target = target_model_input_batch
         self._fd_config = fd_config
         rope = () if "rope_emb" in target_model_input_batch.core.registry else ("rope_emb",)
-        super().__init__([*LAUNCH_BUFFERS, "caches", *rope, *kept])
+        super().__init__([*LAUNCH_BUFFERS, "caches", *rope], ["substep", *kept])
 
     def init_share_inputs(self) -> None:
         """Allocate the fields and follow the target from now on.
 
         Raises:
-            InvalidSetting: the configuration lacks a setting.
+            InvalidSetting: the configuration lacks a setting, or a speculative method.
         """
+        if not self._target.sizes.num_draft_tokens:
+            raise InvalidSetting(
+                "the target drafts nothing; expected a method", setting="speculative_config.method"
+            )
         config, sizes = self._fd_config, self._target.sizes
         fields = declare_draft_fields(
             sizes,
             hidden_size=required(config, "model_config.hidden_size"),
             num_model_steps=setting(config, "speculative_config.num_model_steps", 1),
-            max_batched_tokens=setting(
-                config, "scheduler_config.max_num_batched_tokens", sizes.max_tokens
-            ),
+            max_tokens=hidden_tokens(config, sizes),
         )
         self._follower: CoreFollower[Any] = CoreFollower(
             self._target.core, fields, backend=self._target.backend
@@ -68,8 +70,9 @@ class ProposerInputBatch(SharedInputs):
         blocks = free_blocks(self._fd_config)
         self["free_list"] = blocks or -1
         self["free_list_len"] = len(blocks)
+        self["substep"] = 0
 
-    def reset_share_inputs(self) -> None:
+    def reset_model_inputs(self) -> None:
         """Restore what is not per request; the rest was reset with the target, which comes first.
 
         Raises:
@@ -82,14 +85,23 @@ class ProposerInputBatch(SharedInputs):
             )
         self._write_constants()
 
-    def reorder_inputs(self, target_model_input_batch: InputBatch | None = None) -> None:
+    reset_share_inputs = reset_model_inputs
+
+    def reorder_inputs(self, target: InputBatch | Mapping[int, int] | None = None) -> None:
         """Follow the target: already done, when it moved.
 
+        Args:
+            target: it, or its ``index_to_batch_id`` of now.
+
         Raises:
-            StaleOrder: another target than its own.
+            StaleOrder: another target than its own, or another map.
         """
-        if target_model_input_batch not in (None, self._target):
-            raise StaleOrder("this proposer follows another target")
+        known = isinstance(target, Mapping) and target == self.index_to_batch_id
+        if target is not None and target is not self._target and not known:
+            raise StaleOrder(
+                f"this proposer follows another target, whose rows are"
+                f" {dict(self.index_to_batch_id)}"
+            )
 
     def swap_states(self, i1: int, i2: int) -> None:
         """Refuse: rows are swapped in the target, which takes the proposer along.
@@ -133,7 +145,11 @@ class ProposerInputBatch(SharedInputs):
 
     @seq_lens_this_time.setter
     def seq_lens_this_time(self, value: Any) -> None:  # Any: as above
+        self._check_view("seq_lens_this_time", value)
         self["seq_lens_this_time_buffer"][: len(value)] = value
+
+    def _check_view(self, name: str, value: object) -> None:  # noqa: ARG002 (the only one)
+        check_lengths(value, self["seq_lens_this_time_buffer"])
 
     def check(self) -> None:
         """Verify every invariant of the proposer's part.

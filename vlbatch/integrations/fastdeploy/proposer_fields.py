@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from vlbatch.batch import DraftField, copied, own, shared
 from vlbatch.fields import batch_global, cumulative, packed, per_draft, row
-from vlbatch.integrations.fastdeploy.fields import FieldSizes
+from vlbatch.integrations.fastdeploy.fields import FieldSizes, output_offsets
 
 SHARED = (
     "prompt_lens", "top_p", "top_k", "temperature", "eos_token_id", "penalty_score",
@@ -24,7 +24,7 @@ COPIED = (
 
 
 def declare_draft_fields(
-    s: FieldSizes, *, hidden_size: int, num_model_steps: int, max_batched_tokens: int
+    s: FieldSizes, *, hidden_size: int, num_model_steps: int, max_tokens: int
 ) -> list[DraftField]:
     """The declared fields of a proposer.
 
@@ -32,9 +32,8 @@ def declare_draft_fields(
         s: extents of the target's fields.
         hidden_size: columns of the target's hidden states.
         num_model_steps: modules of the draft model.
-        max_batched_tokens: tokens of a step of the target, drafts not counted.
+        max_tokens: tokens of a step of the target.
     """
-    most = max_batched_tokens + s.max_num_seqs * (s.num_draft_tokens + 1)
     fields = [
         s.wide("input_ids_cpu", s.max_model_len, default=-1),
         s.wide("pre_ids", s.max_model_len, default=-1),
@@ -52,15 +51,14 @@ def declare_draft_fields(
         row("next_token_num", (), "int32"),
         row("mask_rollback", (1,), "int32"),
         row("recompute_token_num", (1,), "int32", default=num_model_steps - 1),
-        packed("target_hidden_states", (most, hidden_size), "bfloat16"),
-        packed("ids_remove_padding", (most,)),
-        packed("batch_id_per_token", (most, 1), "int32", default=-1),
-        packed("batch_id_per_token_output", (s.max_num_seqs * (s.num_draft_tokens + 1),), "int32"),
+        packed("target_hidden_states", (max_tokens, hidden_size), "bfloat16"),
+        packed("ids_remove_padding", (s.max_tokens,)),
+        packed("batch_id_per_token", (s.max_tokens, 1), "int32", default=-1),
         packed("cu_batch_token_offset", (s.max_num_seqs + 1,), "int32"),
         packed("cu_next_token_offset", (s.max_num_seqs + 1,), "int32"),
         cumulative("cu_seqlens_q", lambda order: order.scheduled),
         cumulative("cu_seqlens_k", lambda order: order.scheduled + order.computed),
-        cumulative("cu_seqlens_q_output", lambda order: order.scheduled),
+        *output_offsets(s),
         batch_global("not_need_stop", (1,), "bool"),
         batch_global("not_need_stop_device", (1,), "bool"),
         batch_global("free_list", (s.num_blocks,), "int32"),
@@ -71,7 +69,7 @@ def declare_draft_fields(
     if s.multimodal:
         fields += [
             per_draft("decode_states", dtype="int32", default=-1),
-            packed("attn_mask_offsets", (s.max_tokens,), "int32", default=-1),
+            packed("attn_mask_offsets", (s.max_num_seqs * s.max_model_len,), "int32", default=-1),
             s.wide("attn_mask_offsets_full", s.max_model_len, "int32", default=-1),
             row("attn_mask_offsets_decoder", (1,), "int32", default=-1),
         ]

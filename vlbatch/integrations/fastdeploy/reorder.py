@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from vlbatch.errors import InvalidField
+from vlbatch.errors import InvalidField, StaleOrder
 from vlbatch.integrations.fastdeploy.access import SharedInputs
 from vlbatch.integrations.fastdeploy.input_batch import InputBatch
 from vlbatch.integrations.fastdeploy.proposer import ProposerInputBatch
@@ -38,8 +38,8 @@ def process_reorder(
     """Order the rows of a step; call it in every step, after requests were inserted and encoded.
 
     With an attention backend that says ``enable_ids_reorder = True`` (the first decides), or once
-    ``enable_pd_reorder`` is set, decodes come before prefills; else the order of arrival stays and
-    only holes are closed. It is one plan: each row moves at most once, the proposer with it.
+    ``enable_pd_reorder`` is set, decodes come before prefills; else rows stay in order of arrival
+    and only holes are closed. It is one plan: each row moves at most once, the proposer with it.
 
     Raises:
         VlbatchError: see ``InputBatch.arrange``.
@@ -61,12 +61,13 @@ def reorder_split_prefill_and_decode(input_batch: InputBatch) -> None:
 
 
 def reorder_split_prefill_and_decode_form_index_to_batch_id(
-    input_batch: ProposerInputBatch, target_model_input_batch: InputBatch | None = None
+    input_batch: ProposerInputBatch,
+    target_model_input_batch: InputBatch | Mapping[int, int] | None = None,
 ) -> None:
     """Let a proposer follow; it has already, when its target moved.
 
     Raises:
-        StaleOrder: another target than its own.
+        StaleOrder: see ``ProposerInputBatch.reorder_inputs``.
     """
     input_batch.reorder_inputs(target_model_input_batch)
 
@@ -80,8 +81,8 @@ def recover_batch_index_for_output(
     """Outputs by row -> new outputs by batch_id.
 
     Args:
-        output_cls: object or mapping with the outputs; arrays, tensors and lists may be longer than
-            there are rows.
+        output_cls: object, mapping or batch with the outputs. Arrays, tensors and lists may be
+            longer than there are rows; what is inside tuples and mappings may not.
         index_to_batch_id: row -> batch_id, as it was in the step of the outputs.
         enable_pd_reorder: has no effect; rows may differ from batch_ids without a reorder too.
         recover_list: names to recover.
@@ -92,12 +93,18 @@ def recover_batch_index_for_output(
 
     Raises:
         InvalidField: a name is missing or cannot be recovered.
-        StaleOrder: fewer entries than rows.
+        StaleOrder: fewer entries than rows; or the outputs are a batch's, whose rows have moved
+            since the step: recover or copy them before the next one.
     """
-    outputs = {name: _member(output_cls, name) for name in recover_list}
-    missing = sorted(name for name, output in outputs.items() if output is None)
-    if missing:
-        raise InvalidField(f"the output has no {missing} to recover")
+    if isinstance(output_cls, SharedInputs):
+        now = dict(output_cls["index_to_batch_id"])
+        if now != dict(index_to_batch_id):
+            raise StaleOrder(
+                f"got the order {dict(index_to_batch_id)}; the outputs have moved with the rows of"
+                f" the batch, which are {now}: recover or copy them before the next step"
+            )
+    names = list(recover_list)
+    outputs = {name: _member(output_cls, name) for name in names}
     ids = _ids(index_to_batch_id)
     return {name: _by_id(name, output, ids) for name, output in outputs.items()}
 
@@ -119,9 +126,13 @@ def recover_batch_index_for_sampler_output(
         enable_pd_reorder: has no effect.
 
     Raises:
-        InvalidField: a member that has no rule here.
+        InvalidField: a member that has no rule here; no object with attributes.
         StaleOrder: another number of entries than rows; nothing was changed.
     """
+    if not hasattr(sampler_output, "__dict__"):
+        raise InvalidField(
+            f"got a {type(sampler_output).__name__}; expected an object whose members can be set"
+        )
     members = {name: value for name, value in vars(sampler_output).items() if value is not None}
     unknown = members.keys() - {*BY_ROW, *BY_TOKEN, *SUMS}
     if unknown:
@@ -141,12 +152,12 @@ def recover_batch_index_for_sampler_output(
 
 
 def _by_id(name: str, output: object, ids: Sequence[int]) -> object:
-    """One output by row, in a buffer that may be longer, by id."""
-    num_entries = len(ids) + (name in SUMS)
-    used = output[:num_entries]  # type: ignore[index]  # an array, tensor or list
+    """One output by row, by id; an array or list may be longer than there are rows."""
+    if isinstance(output, list) or getattr(output, "ndim", None):
+        output = output[: len(ids) + (name in SUMS)]  # type: ignore[index]  # has axes
     if name in SUMS:
-        return sums_by_slot(used, ids, _num_slots(ids))
-    return outputs_by_slot(used, ids, _num_slots(ids))
+        return sums_by_slot(output, ids, _num_slots(ids))
+    return outputs_by_slot(output, ids, _num_slots(ids))
 
 
 def _num_slots(ids: Sequence[int]) -> int:
@@ -154,10 +165,16 @@ def _num_slots(ids: Sequence[int]) -> int:
 
 
 def _member(output_cls: object, name: str) -> object:
-    """Read a member of a mapping, of an object with keys, or by attribute; ``None`` for none."""
+    """Read a member of a mapping, of a batch, or by attribute."""
+    if isinstance(output_cls, SharedInputs) and name not in SUMS:
+        output_cls.check_by_row(name)
     if isinstance(output_cls, Mapping | SharedInputs):
-        return output_cls[name] if name in output_cls else None  # noqa: SIM401 (no get there)
-    return getattr(output_cls, name, None)
+        found = output_cls.get(name)
+    else:
+        found = getattr(output_cls, name, None)
+    if found is None:
+        raise InvalidField(f"the output has no {name!r} to recover")
+    return found
 
 
 def _ids(index_to_batch_id: Mapping[int, int]) -> list[int]:
