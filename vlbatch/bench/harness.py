@@ -16,7 +16,7 @@ import numpy as np
 
 _SLOW_SECONDS = 0.02
 _QUICK_SECONDS = 0.001
-_QUICK_CALLS = 5
+_QUICK_CALLS = 10
 
 
 @dataclass(frozen=True, slots=True)
