@@ -72,7 +72,7 @@ MUTATIONS = (
       "a free slot keeps the object of who left"),
     M("fields/derived.py", "if used > len(fresh):", "if used > len(fresh) + 1:",
       "a derived field keeps one old value behind a shorter step"),
-    M("fields/derived.py", "whole[num + 1 :] = total", "whole[num + 1 :] = 0",
+    M("fields/derived.py", "whole[num + 1 :] = whole[num]", "whole[num + 1 :] = 0",
       "running sums do not go on past the last row"),
     M("fields/storage.py", "self.lengths[name][index] = start + len(values)",
       "self.lengths[name][index] = start", "an append does not extend the valid prefix"),

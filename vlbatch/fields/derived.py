@@ -146,10 +146,9 @@ class DerivedFields(Generic[S]):
         whole = np.zeros(each.most + 1, dtype=each.field.stored_dtype)
         if num:
             sums = np.add.accumulate(lengths)
-            total = sums[-1]
             whole[1 : num + 1] = sums
-            whole[num + 1 :] = total
-            if whole[-1] != total:
+            whole[num + 1 :] = whole[num]
+            if whole[-1] != sums[-1]:
                 convert(sums, each.field.dtype, what=f"sums of field {each.field.name!r}")
         return whole
 

@@ -9,6 +9,7 @@ from typing import Protocol, cast, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from vlbatch.backends.arrays import host_values
 from vlbatch.errors import InvalidField, StaleOrder
 
 
@@ -45,7 +46,7 @@ def restore_outputs(
 def _bounds(counts: Sequence[int] | npt.NDArray[np.int64], num_reqs: int) -> list[int]:
     if len(counts) != num_reqs:
         raise StaleOrder(f"counts has {len(counts)} entries; the order has {num_reqs} rows")
-    lengths = np.asarray(counts, dtype=np.int64)
+    lengths = host_values(counts).astype(np.int64)
     if lengths.size and lengths.min() < 0:
         raise InvalidField(f"counts has a negative entry: {lengths.tolist()}")
     return [0, *np.cumsum(lengths).tolist()]
@@ -135,7 +136,7 @@ def sums_by_slot(sums: object, slots: Sequence[int], num_slots: int) -> object:
     _check_slots(slots, num_slots)
     leaf = _leaf(sums, len(slots) + 1, "sums")
     lengths = np.zeros(num_slots, dtype=np.int64)
-    lengths[np.asarray(slots, dtype=np.int64)] = np.diff(np.asarray(leaf).reshape(-1))
+    lengths[np.asarray(slots, dtype=np.int64)] = np.diff(host_values(leaf).reshape(-1))
     new = cast("_Array", leaf)[[0] * (num_slots + 1)]
     for at, total in enumerate(np.cumsum(lengths).tolist(), start=1):
         new[at] = total

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vlbatch.backends.join import join_arrays
+from vlbatch.backends.arrays import join_arrays
 from vlbatch.cache import Features
 from vlbatch.features import EncodeTask, FeatureInputs
 from vlbatch.items import IntArray

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-import numpy as np
-
+from vlbatch.backends.arrays import host_values
 from vlbatch.errors import InvalidField, StaleOrder
 from vlbatch.integrations.fastdeploy.access import SharedInputs
 from vlbatch.integrations.fastdeploy.input_batch import InputBatch
@@ -140,7 +139,7 @@ def recover_batch_index_for_sampler_output(
     ids = _ids(index_to_batch_id)
     counts = members.get("token_num_per_batch")
     if counts is not None:
-        counts = np.asarray(counts).reshape(-1)[: len(ids)]
+        counts = host_values(counts).reshape(-1)[: len(ids)]
     recovered = {
         name: outputs_by_slot(value, ids, _num_slots(ids), counts=counts)
         if name in BY_TOKEN

@@ -1,4 +1,4 @@
-"""Concatenation in the library of the arrays."""
+"""What is done to arrays of any library."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from exposed import dtype_of, to_host
 
-from vlbatch.backends.join import join_arrays
+from vlbatch.backends.arrays import host_values, join_arrays
 
 MAKERS = {"numpy": "asarray", "paddle": "to_tensor", "torch": "from_numpy"}
 
@@ -42,3 +42,21 @@ def test_the_result_is_new(make: Any) -> None:
     got = join_arrays(arrays)
     got[0] = 7
     assert to_host(arrays[0]).tolist() == [[0, 0]]
+
+
+def test_values_of_a_device(make: Any) -> None:
+    """Values come to host memory from wherever they are, in their dtype."""
+    array = make(np.array([3, 1], dtype=np.int32))
+    for each in (array, *([array.to("cuda")] if _has_cuda(array) else [])):
+        got = host_values(each)
+        assert type(got) is np.ndarray
+        assert (got.dtype, got.tolist()) == (np.dtype("int32"), [3, 1])
+    assert host_values([3, 1]).tolist() == [3, 1]
+
+
+def _has_cuda(array: Any) -> bool:
+    if type(array).__module__ != "torch":
+        return False
+    import torch
+
+    return torch.cuda.is_available()

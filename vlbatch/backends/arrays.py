@@ -1,4 +1,4 @@
-"""Concatenation in whatever library the arrays are of."""
+"""What is done to arrays of a library that is known only when they arrive."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
+from vlbatch.backends.dtypes import HostArray
 
 
 # Any: arrays of a library that is known when they arrive
@@ -27,3 +29,9 @@ def join_arrays(arrays: Sequence[Any]) -> Any:
 
         return torch.cat(list(arrays))
     return np.concatenate(arrays)
+
+
+# Any: see join_arrays
+def host_values(array: Any) -> HostArray:
+    """Values in host memory: of an array, a list, or a tensor of a device, which is waited for."""
+    return np.asarray(array.cpu() if hasattr(array, "cpu") else array)
