@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from replay_builders import add, expect, image, step, write_file
 
 from vlbatch.backends import BACKENDS
-from vlbatch.errors import InvalidField
+from vlbatch.errors import InvalidSetting
 from vlbatch.replay.cli import replay_command
 from vlbatch.replay.declared import declare
 
@@ -137,7 +137,7 @@ def test_unknown_backend(good: Path) -> None:
     """An unknown backend is refused with the names there are."""
     result = run(good, "--backend", "abacus")
 
-    assert isinstance(result.exception, InvalidField)
+    assert isinstance(result.exception, InvalidSetting)
     assert all(name in str(result.exception) for name in BACKENDS)
 
 

@@ -48,7 +48,7 @@ def decode_video(
         raise origin.refusal("is truncated; expected a complete file")
     try:
         # NOTE: FFmpeg never guesses the format, which may pick one that opens other files.
-        with av.open(io.BytesIO(data), format="mov", metadata_errors="replace") as container:
+        with av.open(io.BytesIO(data), format="mov", **_lenient(av.__version__)) as container:
             if not container.streams.video:
                 raise origin.refusal("has no video stream; expected one")
             stream = container.streams.video[0]
@@ -66,6 +66,11 @@ def decode_video(
             f"cannot be decoded, it is truncated or damaged ({error}); expected a complete file"
         ) from error
     return pixels, float(frame_step / rate) if rate else None
+
+
+def _lenient(version: str) -> dict[str, str]:
+    """Let tags in another encoding than UTF-8 pass; PyAV does so by itself from 19 on."""
+    return {} if int(version.split(".")[0]) >= 19 else {"metadata_errors": "replace"}
 
 
 def _decode(frames: Iterator[VideoFrame], frame_step: int, origin: Origin) -> Iterator[Pixels]:
