@@ -189,17 +189,29 @@ class VLBatch(Generic[E]):
             for req_id, start in self.batch.prompts_at(scheduled).items()
         }
 
-    def begin(self, scheduled: Scheduled) -> Step:
+    def begin(
+        self, scheduled: Scheduled, *, counts: tuple[IntArray, IntArray] | None = None
+    ) -> Step:
         """Start a step: refuse it, or pin what is cached and reserve what is not.
 
         A request whose cache entry has another number of rows than its placeholders fails here:
         it leaves the batch and is listed in ``Step.failed``; the others go on.
 
+        Args:
+            scheduled: req_id -> tokens.
+            counts: prompt lengths and computed tokens by row, of an engine that keeps them
+                itself; see ``set_progress``. They are taken, unless they are impossible or the
+                schedule is with them.
+
         Raises:
             InvalidSchedule: unknown request, impossible number of tokens, or more than fits
                 (``EncodeBudgetExceeded``, ``CacheFull``); nothing was changed.
         """
-        self.batch.check_schedule(scheduled)
+        if counts is None:
+            self.batch.check_schedule(scheduled)
+        else:
+            self.batch.set_progress(*counts, scheduled=scheduled)
+            self._release_confirmed()
         rest = dict(scheduled)
         plan = self.features.plan(self._chunks(rest))
         failed = plan.failed

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from exposed import dtype_of, to_host
 
-from vlbatch.backends.arrays import host_values, join_arrays
+from vlbatch.backends.arrays import array_like, copy_array, host_values, join_arrays
 
 MAKERS = {"numpy": "asarray", "paddle": "to_tensor", "torch": "from_numpy"}
 
@@ -60,3 +60,23 @@ def _has_cuda(array: Any) -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def test_values_like_an_array(make: Any) -> None:
+    """Host values become an array of the other's library and dtype."""
+    like = make(np.zeros(2, dtype=np.int32))
+    got = array_like(like, np.array([[5, 6]]))
+
+    assert type(got) is type(like)
+    assert dtype_of(got) == "int32"
+    assert to_host(got).tolist() == [[5, 6]]
+
+
+def test_a_copy_is_apart(make: Any) -> None:
+    """A copy keeps its values when the original is written."""
+    array = make(np.ones((2, 2), dtype=np.float32))
+    copy = copy_array(array)
+    array[0] = 7
+
+    assert type(copy) is type(array)
+    assert to_host(copy).tolist() == [[1, 1], [1, 1]]

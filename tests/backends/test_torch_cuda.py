@@ -74,13 +74,13 @@ def test_moves_in_a_captured_graph(fused_backend: Any, seed: int) -> None:
         address=fused_backend.address,
         stream=fused_backend.stream,
     )
-    mover.stage(vacate_rows(0, 0, 40))
+    mover.stage(vacate_rows(0, 0, np.zeros(40, dtype=np.bool_)))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         mover.launch_staged()
     expected = list(range(40))
     for step in range(12):
-        moves = vacate_rows(0, 0, 40)
+        moves = vacate_rows(0, 0, np.zeros(40, dtype=np.bool_))
         if step % 3:
             classes = np.array([rng.randrange(4) for _ in range(40)])
             moves = place_rows(classes, np.full(40, -1))

@@ -9,7 +9,7 @@ from exposed import to_host
 from small_batches import add_all, make_batch, step
 
 from vlbatch import SideTable
-from vlbatch.errors import InvalidSchedule, UnknownRequest
+from vlbatch.errors import InvalidSchedule, InvariantBroken, UnknownRequest
 from vlbatch.fields import host, ragged, row, row_valued
 from vlbatch.order import DECODE, EXTEND, PREFILL
 
@@ -121,3 +121,45 @@ def test_a_policy_for_one_step() -> None:
 
     assert batch.plan(scheduled, policy="arrival").order.req_ids == ("a", "b")
     assert batch.plan(scheduled).order.req_ids == ("b", "a")
+
+
+def test_slots_are_found_after_a_swap() -> None:
+    """Kernels that find a slot by ``slot_of_row`` find the request of the row, swapped or not."""
+    batch = make_batch(row("x"), row("y", residency="slots"))
+    for number, req_id in enumerate("abc"):
+        batch.add(req_id, prompt_len=5, fields={"x": number, "y": 10 + number})
+    batch.apply(batch.plan({"a": 1, "b": 1, "c": 1}))
+    batch.swap_rows(0, 2)
+
+    slots = to_host(batch["slot_of_row"])
+    assert to_host(batch["x"])[:3].tolist() == [2, 1, 0]
+    assert to_host(batch["y"])[slots[:3]].tolist() == [12, 11, 10]
+    assert slots.tolist() == [2, 1, 0, -1]
+    batch.check()
+    batch["slot_of_row"] = np.array([2, 0, 1, -1], dtype=np.int32)
+    with pytest.raises(InvariantBroken, match="'b': slot_of_row says slot 0 of row 1; expected 1"):
+        batch.check()
+
+
+def test_counts_and_schedule_are_refused_together() -> None:
+    """Counts that the schedule does not fit are not taken; without the schedule they would be."""
+    batch = make_batch(row("x"))
+    add_all(batch, a=3, b=3)
+    counts = np.array([5, 5]), np.array([4, 0])
+    with refused(batch, InvalidSchedule, r"got 2 tokens; expected 1\.\.1", req_id="a"):
+        batch.set_progress(*counts, scheduled={"b": 1, "a": 2})
+    batch.set_progress(*counts, scheduled={"b": 1, "a": 1})
+    assert (batch.computed_of("a"), batch.computed_of("b")) == (4, 0)
+
+
+def test_ranks_of_rows() -> None:
+    """A request that comes back under its old name has another rank of admission."""
+    batch = make_batch(row("x"))
+    add_all(batch, a=3, b=3)
+    before = batch.row_admissions
+    batch.remove("a")
+    assert batch.row_admissions.tolist() == [-1, before[1]]
+    batch.add("a", prompt_len=3)
+    assert batch.rows == ("a", "b")
+    assert batch.num_rows == 2
+    assert batch.row_admissions[0] not in before

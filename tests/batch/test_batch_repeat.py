@@ -122,3 +122,34 @@ def test_sums_in_a_column() -> None:
     assert to_host(batch["sums"]).tolist() == [[0], [2], [5], [5], [5]]
     with pytest.raises(InvalidField, match=r"'sums' has shape \(2,\); use ones"):
         cumulative("sums", lambda order: order.scheduled, shape=(2,))
+
+
+def test_lengths_seen_through_a_frozen_view_are_summed_anew() -> None:
+    """An array that its rebuild cannot write may still change: only an order's own stay."""
+    lengths = np.array([1, 2])
+    view = lengths.view()
+    view.flags.writeable = False
+    batch = make_batch(cumulative("sums", lambda order: view))
+    add_all(batch, a=1, b=1)
+    step(batch, a=1, b=1)
+    lengths[:] = [3, 4]
+    step(batch, a=1, b=1)
+
+    assert to_host(batch["sums"]).tolist() == [0, 3, 7, 7, 7]
+
+
+def test_everything_of_a_repeated_order_is_its_own() -> None:
+    """What follows from computed tokens is worked out anew, all else is as before, read or not."""
+    batch = decoding()
+    first = batch.apply(batch.plan({"a": 1, "b": 1}))
+    for name in dir(first):
+        getattr(first, name)  # fill every cache
+    batch.advance(first)
+    second = batch.apply(batch.plan({"a": 1, "b": 1}))
+
+    assert second.token_indices.tolist() == (first.token_indices + 1).tolist() == [3, 3]
+    assert second.computed.tolist() == [3, 3]
+    assert (second.num_tokens, second.regions) == (first.num_tokens, first.regions)
+    assert second.query_start.tolist() == [0, 1, 2]
+    assert second.row_of("b") == 1
+    assert not second.computed.flags.writeable

@@ -137,6 +137,18 @@ class TestTwoPhases:
         assert cache.features(X, req_id="R") is features
         assert cache.usage == CacheUsage(5, 3, 3)
 
+    def test_a_cache_that_retains_nothing(self) -> None:
+        """Features go with their last reader, and at once where there is none when they come."""
+        cache = EncoderCache(max_rows=8, retain=False)
+        put(cache, X, 3, R0, Reference("S", 0))
+        cache.release(X, R0)
+        assert cache.is_ready(X)
+        cache.release(X, Reference("S", 0))
+        assert cache.rows_of(X) is None
+        put(cache, X, 3)
+        assert cache.usage == CacheUsage(0, 8, 8)
+        cache.check()
+
     def test_commit_without_references_is_evictable_at_once(self) -> None:
         """Everybody who waited has left: the features stay until the space is needed (B55)."""
         cache = EncoderCache(max_rows=8)

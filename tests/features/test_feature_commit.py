@@ -110,6 +110,21 @@ class TestAbort:
             drive.commit(work)
 
 
+def test_features_are_copied_where_the_encoder_uses_its_buffer_again() -> None:
+    """With ``copy_features`` a later write to what the encoder gave changes no feature."""
+    for copies in (True, False):
+        drive = Drive(100, copy_features=copies)
+        drive.add("A", 10, item(0, 4, "X"))
+        work = drive.reserve(A=10)
+        buffer = np.ones((4, 2), dtype=np.float32)
+        drive.store.commit({EntryKey("X"): (buffer,)})
+        buffer[:] = 7
+        got = drive.store.gather(drive.order(A=10)).arrays()[0]
+
+        assert work.tasks
+        assert np.array_equal(got, np.full((4, 2), 1 if copies else 7))  # type: ignore[arg-type]
+
+
 class TestCommit:
     def failing(self) -> tuple[Drive, dict[str, EntryKey]]:
         """A, B and C wait for X, X and Y; D and E for Y and Z."""

@@ -36,6 +36,19 @@ class TestRows:
         ]
         assert inputs.skipped.tolist() == []
 
+    def test_each_request_has_its_own_part(self) -> None:
+        """By request there are the same tokens and segments, in the same order, and no others."""
+        drive = driven()
+        inputs = drive.store.gather(drive.order(A=5, B=8))
+        parts = inputs.by_request()
+
+        assert {r: part.tokens.tolist() for r, part in parts.items()} == {
+            "A": [2, 3, 4],
+            "B": [5, 6, 7, 11, 12],
+        }
+        assert [s for part in parts.values() for s in part.segments] == list(inputs.segments)
+        assert drive.store.gather(drive.order()).by_request() == {}
+
     def test_order_is_that_of_the_rows(self) -> None:
         """Swap the rows: the same features, at the other tokens (B56)."""
         drive = driven()

@@ -89,6 +89,12 @@ def test_names_are_identifiers(name: str) -> None:
         ({"kind": Kind.ROW, "residency": "row"}, r"got 'row'; expected one of \('rows', 'slots'\)"),
         ({"kind": Kind.ROW, "layout": "dense"}, "got 'dense'; expected one of"),
         ({"kind": Kind.HOST, "on_preempt": "drop"}, "got 'drop'; expected one of"),
+        ({"kind": Kind.ROW, "flat": True}, "is row: it has no flat"),
+        ({"kind": Kind.PER_DRAFT, "whole": True}, "is per_draft: it has no whole"),
+        (
+            {"kind": Kind.GLOBAL, "rebuild": lambda order: order.slots},
+            "it has no rebuild",
+        ),
     ],
 )
 def test_contradictions_are_refused(settings: dict[str, Any], message: str) -> None:

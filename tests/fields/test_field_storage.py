@@ -57,7 +57,7 @@ def test_slot_resident_fields_stay() -> None:
         )
     before = {name: array.copy() for name, array in storage.arrays.items()}
     storage.move(close_hole(3, 0))
-    storage.move(vacate_rows(0, 2, 2))
+    storage.move(vacate_rows(0, 2, np.zeros(2, dtype=np.bool_)))
 
     for name, array in storage.arrays.items():
         np.testing.assert_array_equal(array, before[name])
@@ -71,7 +71,7 @@ def test_release_drops_slot_objects() -> None:
     storage.initialise(1, 2, {"s": "s", "r": "r"})
     storage.release(2)
     assert (storage.objects["s"], storage.objects["r"]) == ([None] * 4, [None, "r", None, None])
-    storage.move(vacate_rows(1, 2, 2))
+    storage.move(vacate_rows(1, 2, np.zeros(2, dtype=np.bool_)))
     assert storage.objects["r"] == [None] * 4
 
 
@@ -80,7 +80,7 @@ def test_row_numbers_are_remapped_without_a_move() -> None:
     storage = make_storage(row_valued("r"), row_valued("w", (3,), whole=True))
     storage.arrays["r"][:] = [1, 0, 2, -1]
     storage.arrays["w"][:] = [2, 1, 0]
-    storage.move(vacate_rows(2, 3, 3))
+    storage.move(vacate_rows(2, 3, np.zeros(3, dtype=np.bool_)))
 
     assert storage.arrays["r"].tolist() == [1, 0, -1, -1]
     assert storage.arrays["w"].tolist() == [-1, 1, 0]

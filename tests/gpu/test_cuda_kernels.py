@@ -61,9 +61,9 @@ def test_staged_nothing(kernels: Kernels, seed: int) -> None:
     host = random_rows(rng, 9, 9)
     rows = rows_to_device(kernels, host, rng)
     mover = CudaMover(kernels, rows, address=lambda a: a.address, stream=default_stream)
-    mover.stage(vacate_rows(0, 0, 9))
+    mover.stage(vacate_rows(0, 0, np.zeros(9, dtype=np.bool_)))
     mover.launch_staged()
-    mover.move(vacate_rows(0, 0, 9))
+    mover.move(vacate_rows(0, 0, np.zeros(9, dtype=np.bool_)))
 
     for got, wanted in zip(arrays_of(rows), arrays_of(host), strict=True):
         assert got.to_host().tobytes() == wanted.tobytes()

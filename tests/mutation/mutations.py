@@ -203,7 +203,7 @@ MUTATIONS = (
       "of what the step wants the first needed is evicted first"),
     M("cache/ledger.py", "victim = next(iter(self._idle))",
       "victim = next(reversed(self._idle))", "the most recently used entry is evicted"),
-    M("cache/encoder_cache.py", "if key.epoch == self.epoch:", "if key.epoch <= self.epoch:",
+    M("cache/encoder_cache.py", "if key.epoch == self.epoch and self.retain:", "if key.epoch <= self.epoch:",
       "features of old weights stay"),
     M("cache/ledger.py", "self._cache.references(key) <= self.shed.keys()",
       "self.shed", "space is taken from entries that others refer to"),

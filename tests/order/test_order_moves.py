@@ -36,7 +36,7 @@ def test_side_table_follows_a_chain() -> None:
 def test_vacated_rows_take_the_default() -> None:
     """A row whose request left holds the default of its own table."""
     table = side_table("a", "b", "c")
-    table.follow(vacate_rows(1, 3, 3))
+    table.follow(vacate_rows(1, 3, np.zeros(3, dtype=np.bool_)))
 
     assert table == ["a", "-", "-"]
 
@@ -47,7 +47,7 @@ def test_side_table_lets_go() -> None:
     table = side_table(overwritten, "b", gone)
     watched = weakref.ref(gone), weakref.ref(overwritten)
     del gone, overwritten
-    table.follow(vacate_rows(2, 3, 3))
+    table.follow(vacate_rows(2, 3, np.zeros(3, dtype=np.bool_)))
     table.follow(place_rows(np.array([HOLE, DECODE, HOLE]), np.full(3, -1)))
     gc.collect()
 
@@ -56,11 +56,11 @@ def test_side_table_lets_go() -> None:
 
 
 def test_vacate_rows_moves_nothing() -> None:
-    """Clearing rows names them, maps them to -1, and leaves every other row where it is."""
-    moves = vacate_rows(1, 3, 5)
+    """Clearing rows names them, maps them and older holes to -1, and leaves the others in place."""
+    moves = vacate_rows(1, 3, np.array([True, False, False, False, False]))
 
     assert not len(moves.sources)
     assert moves.vacated.tolist() == [1, 2]
-    assert moves.new_row_of.tolist() == [0, -1, -1, 3, 4]
+    assert moves.new_row_of.tolist() == [-1, -1, -1, 3, 4]
     assert (moves.num_moved, moves.is_identity) == (0, False)
-    assert vacate_rows(0, 0, 0).is_identity
+    assert vacate_rows(0, 0, np.zeros(0, dtype=np.bool_)).is_identity

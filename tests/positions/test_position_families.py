@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive_positions import as_axes, naive_positions
 
-from vlbatch.errors import InvalidItem, VlbatchError
+from vlbatch.errors import InvalidItem, InvalidSetting
 from vlbatch.items import Item, validate_items
 from vlbatch.positions import FAMILIES, build_runs
 from vlbatch.positions.runs import MAX_GRID_SIDE
@@ -353,10 +353,10 @@ class TestHandValues:
 class TestRefusals:
     def test_unknown_family(self) -> None:
         """An unknown family is refused with the names of those there are and the setting."""
-        with pytest.raises(VlbatchError, match=r"'qwen9'.*1d, qwen2_vl") as refusal:
+        with pytest.raises(InvalidSetting, match=r"'qwen9'.*1d, qwen2_vl") as refusal:
             build_runs("qwen9", [])
 
-        assert refusal.value.setting == "positions"
+        assert refusal.value.setting == "family"
 
     @pytest.mark.parametrize("modality", ["image", "video"])
     def test_missing_grid(self, modality: str) -> None:

@@ -32,6 +32,27 @@ def join_arrays(arrays: Sequence[Any]) -> Any:
 
 
 # Any: see join_arrays
+def copy_array(array: Any) -> Any:
+    """Copy an array or tensor where it is."""
+    return array.clone() if hasattr(array, "clone") else array.copy()
+
+
+# Any: see join_arrays
+def array_like(like: Any, values: HostArray) -> Any:
+    """Host values as an array of another's library, dtype and device."""
+    library = type(like).__module__.partition(".")[0]
+    if library == "paddle":
+        import paddle
+
+        return paddle.to_tensor(values, dtype=like.dtype, place=like.place)
+    if library == "torch":
+        import torch
+
+        return torch.as_tensor(values, dtype=like.dtype, device=like.device)
+    return values.astype(getattr(like, "dtype", values.dtype))
+
+
+# Any: see join_arrays
 def host_values(array: Any) -> HostArray:
     """Values in host memory: of an array, a list, or a tensor of a device, which is waited for."""
     return np.asarray(array.cpu() if hasattr(array, "cpu") else array)

@@ -2,7 +2,8 @@
 
 Owns: slots, rows, progress and the field storage of live requests; applies one plan a step to
 every field and every follower. ``ProposerInputBatch`` is the draft model's follower.
-Never: decides an order by itself (``vlbatch.order`` does), or holds features.
+Never: holds features, or finds moves by itself: ``OrderPlanner`` says which class each row is of,
+``vlbatch.order`` where it goes.
 """
 
 from vlbatch.batch.followers import RequestFollower

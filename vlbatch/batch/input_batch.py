@@ -128,6 +128,20 @@ class InputBatch(FieldAccess[E], Generic[E]):
         return len(self._table.slots)
 
     @property
+    def num_rows(self) -> int:
+        """Rows in use, holes among them included."""
+        return self._table.num_rows
+
+    @property
+    def row_admissions(self) -> IntArray:
+        """Row -> rank of admission of who is in it, -1 for a hole; int64 ``[num_rows]``, a copy.
+
+        A rank is never given twice: the same at two moments, it is the same request.
+        """
+        slots = self._table.slot_of_row[: self._table.num_rows]
+        return np.where(slots < 0, -1, self._table.admission[slots])
+
+    @property
     def rows(self) -> tuple[str | None, ...]:
         """Row -> request, ``None`` for a hole that the next ``apply`` closes."""
         return self._table.rows
@@ -289,7 +303,7 @@ class InputBatch(FieldAccess[E], Generic[E]):
 
     def _clear_rows(self, start: int, stop: int) -> None:
         """Leave nothing of departed requests in any row: a newcomer may take it at once."""
-        moves = vacate_rows(start, stop, self._table.num_rows)
+        moves = vacate_rows(start, stop, self._table.is_hole)
         self._storage.move(moves)
         self._followers.follow(moves)
 
@@ -396,7 +410,10 @@ class InputBatch(FieldAccess[E], Generic[E]):
         return order
 
     def swap_rows(self, first: int, second: int) -> None:
-        """Exchange two rows by hand, holes too, in every field and follower; kept until a plan.
+        """Exchange two rows by hand, holes too; the next plan may decide otherwise.
+
+        Every per-request field and every follower moves, ``slot_of_row`` then tells of all rows in
+        use; fields that follow from an order wait for the next one.
 
         Raises:
             UnknownRequest: a row past the last that is in use; nothing was changed.
@@ -407,9 +424,11 @@ class InputBatch(FieldAccess[E], Generic[E]):
                 raise UnknownRequest(f"row {row} is not in use; expected 0..{num_rows - 1}")
         if first == second:
             return
-        moves = swap_rows(first, second, self._table.slot_of_row[:num_rows] < 0)
+        moves = swap_rows(first, second, self._table.is_hole)
         self._storage.move(moves)
         self._table.move(moves)
+        rows = self._table.slot_of_row[: self._table.num_rows]
+        self._storage.derived.overwrite("slot_of_row", rows)
         self._followers.follow(moves)
         self._version += 1
 
@@ -441,29 +460,35 @@ class InputBatch(FieldAccess[E], Generic[E]):
         self._order = None
         self._version += 1
 
-    def set_progress(self, prompt_lens: IntArray, computed: IntArray) -> None:
+    def set_progress(
+        self, prompt_lens: IntArray, computed: IntArray, *, scheduled: Scheduled | None = None
+    ) -> None:
         """Take the counts of an engine that keeps them itself, as final, for every row.
 
         Args:
             prompt_lens: ``[num_rows]`` row -> tokens of its prompt; holes are skipped.
             computed: ``[num_rows]`` row -> computed tokens; fewer than before is a roll back.
+            scheduled: what is to be planned with these counts: it is checked with them.
 
         Raises:
-            InvalidSchedule: out of range; names the first such request, nothing was changed.
+            InvalidSchedule: out of range, or the schedule does not fit; names the first such
+                request, nothing was changed.
         """
-        slots = self._table.slot_of_row[: self._table.num_rows]
-        taken = slots >= 0
-        slots, prompt_lens, computed = slots[taken], prompt_lens[taken], computed[taken]
-        bad = (prompt_lens < 1) | (computed < 0)
-        bad |= np.maximum(prompt_lens, computed) > self.max_model_len
-        if np.count_nonzero(bad):
-            row = int(np.argmax(bad))
+        taken = ~self._table.is_hole
+        slots = self._table.slot_of_row[: self._table.num_rows][taken]
+        progress = self.progress.with_counts(slots, prompt_lens[taken], computed[taken])
+        wrong = progress.out_of_range(slots, self.max_model_len)
+        if len(wrong):
+            slot = int(wrong[0])
+            prompt_len, done, _ = progress.counts(slot)
             raise InvalidSchedule(
-                f"has {computed[row]} computed tokens and a prompt of {prompt_lens[row]}; expected"
+                f"has {done} computed tokens and a prompt of {prompt_len}; expected"
                 f" 0..{self.max_model_len} and 1..{self.max_model_len}",
-                req_id=self._table.req_ids_of(slots)[row],
+                req_id=self._table.req_ids_of(wrong)[0],
             )
-        self.progress.start(slots, prompt_lens, computed)
+        if scheduled is not None:
+            self._planner.check(scheduled, progress)
+        self.progress.take(progress)
         self._planner.forget()
         self._version += 1
 
@@ -518,7 +543,22 @@ class InputBatch(FieldAccess[E], Generic[E]):
         if both:
             raise InvariantBroken(f"live and preempted at once: {sorted(both)}")
         self._storage.check()
+        self._check_slot_of_row()
         self._followers.check()
+
+    def _check_slot_of_row(self) -> None:
+        """Kernels find slots by it: in rows that an order or a swap knew, it says what is so."""
+        told = self.to_host("slot_of_row")
+        true = self._table.slot_of_row
+        known = (told >= 0) & (true >= 0)
+        known[known] &= ~self._table.is_new[true[known]]
+        wrong = np.flatnonzero(known & (told != true))
+        if len(wrong):
+            row = int(wrong[0])
+            raise InvariantBroken(
+                f"slot_of_row says slot {told[row]} of row {row}; expected {true[row]}",
+                req_id=self._table.req_ids_of(true[wrong])[0],
+            )
 
 
 def _check_settings(capacity: int, max_model_len: int, num_drafts: int, policy: str) -> None:

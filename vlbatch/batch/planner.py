@@ -73,16 +73,20 @@ class OrderPlanner:
         self._latest: BatchPlan | None = None  # that was applied
         self._latest_changes = 0  # ``num_changes`` of the table then
 
-    def check(self, scheduled: Scheduled) -> None:
-        """Refuse what ``plan`` would refuse; see ``InputBatch.check_schedule``."""
-        self._check(scheduled, self._read(scheduled))
+    def check(self, scheduled: Scheduled, progress: Progress | None = None) -> None:
+        """Refuse what ``plan`` would refuse, with the batch's progress or with another.
+
+        Raises:
+            InvalidSchedule: see ``InputBatch.check_schedule``.
+        """
+        self._check(scheduled, self._read(scheduled), progress or self._progress)
 
     def plan(self, scheduled: Scheduled, rule: OrderRule, state: BatchState) -> BatchPlan:
         """Plan a step; see ``InputBatch.plan``."""
         asked = self._read(scheduled)
         plan = self._repeat(asked, rule, state)
         if plan is None:
-            self._check(scheduled, asked)
+            self._check(scheduled, asked, self._progress)
             plan = self._arrange(asked, rule, state)
         return plan
 
@@ -94,11 +98,10 @@ class OrderPlanner:
         """Say that progress was set by hand."""
         self._latest = None
 
-    def _check(self, scheduled: Scheduled, asked: _Asked) -> None:
-        computed = self._progress.computed
-        most = self._progress.most(slice(None), self._num_drafts, self._max_model_len)
-        if asked.fewest < 1 or np.count_nonzero(computed + asked.tokens > most):
-            self._refuse(scheduled, most - computed)
+    def _check(self, scheduled: Scheduled, asked: _Asked, progress: Progress) -> None:
+        most = progress.most(slice(None), self._num_drafts, self._max_model_len)
+        if asked.fewest < 1 or np.count_nonzero(progress.computed + asked.tokens > most):
+            self._refuse(scheduled, progress, most - progress.computed)
 
     def _read(self, scheduled: Scheduled) -> _Asked:
         """Tokens by slot; kept while the same is asked for, as in steps that only decode."""
@@ -114,14 +117,14 @@ class OrderPlanner:
             self._asked = _Asked(slots, counts, tokens, min(counts, default=1))
         return self._asked
 
-    def _refuse(self, scheduled: Scheduled, most: IntArray) -> None:
+    def _refuse(self, scheduled: Scheduled, progress: Progress, most: IntArray) -> None:
         for req_id, tokens in scheduled.items():
             slot = self._table.slots[req_id]
             if not 1 <= tokens <= most[slot]:
                 raise InvalidSchedule(
                     f"got {tokens} tokens; expected 1..{most[slot]}"
-                    f" ({self._progress.computed[slot]} of a prompt of"
-                    f" {self._progress.prompt_len[slot]} are computed, {self._num_drafts} drafts a"
+                    f" ({progress.computed[slot]} of a prompt of"
+                    f" {progress.prompt_len[slot]} are computed, {self._num_drafts} drafts a"
                     f" decode, max_model_len {self._max_model_len})",
                     req_id=req_id,
                 )

@@ -38,6 +38,25 @@ class Progress:
         self.computed[slots] = computed
         self.confirmed[slots] = computed
 
+    def with_counts(self, slots: IntArray, prompt_lens: IntArray, computed: IntArray) -> Progress:
+        """A copy in which some slots have other counts, all of them confirmed."""
+        other = Progress(len(self.computed))
+        other.take(self)
+        other.start(slots, prompt_lens, computed)
+        return other
+
+    def take(self, other: Progress) -> None:
+        """Take over all counts of another, in place."""
+        self.prompt_len[:] = other.prompt_len
+        self.computed[:] = other.computed
+        self.confirmed[:] = other.confirmed
+
+    def out_of_range(self, slots: IntArray, max_model_len: int) -> IntArray:
+        """Those of the slots whose counts no request can have."""
+        prompt_len, computed = self.prompt_len[slots], self.computed[slots]
+        longest = np.maximum(prompt_len, computed)
+        return slots[(prompt_len < 1) | (computed < 0) | (longest > max_model_len)]
+
     def counts(self, slot: int) -> tuple[int, int, int]:
         """Prompt length, computed and confirmed tokens of one slot."""
         return int(self.prompt_len[slot]), int(self.computed[slot]), int(self.confirmed[slot])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
+import numpy.typing as npt
 
 from vlbatch.errors import BatchFull, InvariantBroken, UnknownRequest
 from vlbatch.order import IntArray, RowMoves
@@ -49,6 +50,11 @@ class RowTable:
     def rows(self) -> tuple[str | None, ...]:
         """Row -> request, ``None`` for a hole."""
         return tuple(self._req_ids[self.slot_of_row[: self.num_rows]].tolist())
+
+    @property
+    def is_hole(self) -> npt.NDArray[np.bool_]:
+        """Row in use -> whether it has no request; new."""
+        return self.slot_of_row[: self.num_rows] < 0
 
     @property
     def has_holes(self) -> bool:

@@ -102,10 +102,10 @@ def _print(console: Console, name: str, outcome: Outcome) -> None:
 
     table = Table(title=name, title_justify="left", box=None, header_style="bold")
     table.add_column("what")
-    for column in ("median", "minimum", "rounds"):
+    for column in ("median", "minimum", "calls"):
         table.add_column(column, justify="right")
     for what, timing in outcome.timings.items():
-        table.add_row(what, _time(timing.median), _time(timing.minimum), str(timing.rounds))
+        table.add_row(what, _time(timing.median), _time(timing.minimum), str(timing.num_calls))
     console.print(table)
     for key, value in outcome.facts.items():
         if isinstance(value, Mapping) and any(isinstance(v, Mapping) for v in value.values()):

@@ -25,14 +25,14 @@ class Timing:
 
     median: float
     minimum: float
-    rounds: int
+    num_calls: int
 
     def as_json(self) -> dict[str, float]:
         """Microseconds, for tables and files."""
         return {
             "median_us": self.median * 1e6,
             "min_us": self.minimum * 1e6,
-            "rounds": self.rounds,
+            "calls": self.num_calls,
         }
 
 

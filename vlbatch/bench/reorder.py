@@ -90,7 +90,6 @@ def _tensor_libraries() -> dict[str, tuple[Callable[[Any], Any], Callable[[Any, 
     if find_spec("torch"):
         import torch
 
-        torch.set_num_threads(1)
         libraries["torch"] = (torch.tensor, lambda t, index: t.index_select(0, index))
     return libraries
 
@@ -105,6 +104,10 @@ def run_reorder(num_reqs: int = NUM_REQS, *, rounds: int = 100, peer: str | None
         MissingDependency: see ``methods``.
         AssertionError: a method left a prefill before a decode.
     """
+    if find_spec("torch"):
+        import torch
+
+        torch.set_num_threads(1)  # arrays are small: threads cost more than they bring
     work = Workload.make(num_reqs)
     found = methods(work, peer)
     timings = measure({name: _on(work, method) for name, method in found.items()}, rounds=rounds)

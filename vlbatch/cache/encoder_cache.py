@@ -59,13 +59,20 @@ class EncoderCache:
         max_rows: budget in feature rows; ``None`` for no limit in rows.
         max_bytes: budget in bytes; ``None`` for no limit in bytes.
         row_bytes: bytes of one feature row over all levels; needed with ``max_bytes``.
+        retain: keep entries without references until their space is needed; else they go with
+            their last reference.
 
     Raises:
         InvalidSetting: no budget at all, a budget below 1, or bytes without ``row_bytes``.
     """
 
     def __init__(
-        self, *, max_rows: int | None = None, max_bytes: int | None = None, row_bytes: int = 0
+        self,
+        *,
+        max_rows: int | None = None,
+        max_bytes: int | None = None,
+        row_bytes: int = 0,
+        retain: bool = True,
     ) -> None:
         limits = [] if max_rows is None else [max_rows]
         if max_bytes is not None:
@@ -81,6 +88,7 @@ class EncoderCache:
         self.capacity_rows = min(limits)
         self.setting = "max_rows" if limits[0] == max_rows == min(limits) else "max_bytes"
         self.row_bytes = row_bytes
+        self.retain = retain
         self.epoch = 0
         self.version = 0
         self.counters = CacheCounters()
@@ -222,7 +230,8 @@ class EncoderCache:
     def release(self, key: EntryKey, reference: Reference) -> None:
         """Drop one reference; releasing twice, or of an absent entry, changes nothing.
 
-        The entry stays until its space is needed, unless its weights are outdated.
+        The entry stays until its space is needed, unless its weights are outdated or the cache
+        retains nothing.
         """
         entry = self._entries.get(key)
         if entry is None or reference not in entry.references:
@@ -235,7 +244,7 @@ class EncoderCache:
         """An entry without references becomes evictable, most recently used last."""
         if entry.references or entry.features is None:
             return
-        if key.epoch == self.epoch:
+        if key.epoch == self.epoch and self.retain:
             self._idle[key] = None
         else:
             self._remove(key)

@@ -57,6 +57,19 @@ class FeatureInputs:
             out.append(segment.features[level][first:stop])  # type: ignore[index]  # an array
         return out
 
+    def by_request(self) -> dict[str, FeatureInputs]:
+        """Each request's own part, in row order; tokens skipped for a drafter are in none."""
+        parts: dict[str, list[Segment]] = {}
+        for segment in self.segments:
+            parts.setdefault(segment.req_id, []).append(segment)
+        found: dict[str, FeatureInputs] = {}
+        start = 0
+        for req_id, segments in parts.items():  # those of one row follow each other
+            stop = start + sum(segment.rows[1] - segment.rows[0] for segment in segments)
+            found[req_id] = FeatureInputs(self.tokens[start:stop], tuple(segments), _NO_TOKENS)
+            start = stop
+        return found
+
 
 _NO_TOKENS: IntArray = np.zeros(0, dtype=np.int64)
 _NO_TOKENS.flags.writeable = False

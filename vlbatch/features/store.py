@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from vlbatch.backends.arrays import copy_array
 from vlbatch.cache import EncoderCache, EntryKey, Features, Reference
 from vlbatch.errors import (
     DuplicateRequest,
@@ -64,6 +65,7 @@ class FeatureStore:
         lookahead: tokens past a chunk that a drafter reads.
         whole_items: a chunk may not cut an item.
         spec: what features look like; checks precomputed embeddings and encoder outputs.
+        copy_features: keep copies of encoder outputs, for encoders that use their buffers again.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class FeatureStore:
         lookahead: int = 0,
         whole_items: bool = False,
         spec: FeatureSpec | None = None,
+        copy_features: bool = False,
     ) -> None:
         if lookahead < 0 or (encode_rows is not None and encode_rows < 1):
             raise InvalidSetting(
@@ -82,6 +85,7 @@ class FeatureStore:
             )
         self.cache = cache
         self.spec = spec or FeatureSpec()
+        self._copies = copy_features
         self._limits = Limits(encode_rows, lookahead, whole_items)
         self._requests: dict[str, RequestItems] = {}
         self._waiting: dict[EntryKey, EncodeTask] = {}  # reserved, not committed
@@ -353,7 +357,8 @@ class FeatureStore:
             del self._waiting[key]
             try:
                 self.spec.check_levels(features)
-                self.cache.commit(key, features)
+                kept = tuple(map(copy_array, features)) if self._copies else features
+                self.cache.commit(key, kept)
             except FeatureRowsMismatch as error:
                 for req_id in self._give_back(key):
                     failed[req_id] = FeatureRowsMismatch(str(error), req_id=req_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -13,11 +13,9 @@ from vlbatch.backends.dtypes import HostArray, convert
 from vlbatch.errors import InvalidField
 from vlbatch.fields.spec import Field, Kind, Rebuild
 from vlbatch.order.batch_order import BatchOrder
+from vlbatch.order.moves import IntArray
 
 S = TypeVar("S")
-
-_Sums: TypeAlias = dict[tuple[int, str], tuple[HostArray, HostArray]]
-"""Lengths and their running sums, by id of the lengths and dtype of the sums."""
 
 
 @dataclass(slots=True)
@@ -83,17 +81,20 @@ class DerivedFields(Generic[S]):
                         label=f"rebuild of field {f.name!r}",
                     )
                 )
-        self._sums: _Sums = {}  # of the latest step
+        self._scheduled: IntArray | None = None  # of the latest step: an order's, so immutable
+        self._sums: dict[tuple[int, str], HostArray] = {}  # of it
 
     def derive(self, order: BatchOrder) -> list[HostArray]:
-        """Compute the values of a step, once a ``rebuild``; changes nothing.
+        """Compute the values of a step, once a ``rebuild``; changes no array.
 
         Raises:
             InvalidField: a ``rebuild`` returned more values than its field holds, or entries of
                 another shape.
         """
-        known, self._sums = self._sums, {}
+        if order.scheduled is not self._scheduled:
+            self._scheduled, self._sums = order.scheduled, {}
         given: dict[Rebuild, HostArray] = {}
+        sums: dict[tuple[int, str], HostArray] = {}
         fresh = []
         for each in self._all:
             values = given.get(each.rebuild)
@@ -101,21 +102,38 @@ class DerivedFields(Generic[S]):
                 values = given[each.rebuild] = np.asarray(each.rebuild(order))
             if not values.ndim or values.shape[1:] != each.given or len(values) > each.most:
                 self._refuse(each, values)
-            fresh.append(
-                self._sums_of(each, values, known)
-                if each.is_sum
-                else convert(values, each.field.dtype, what=each.label)
-            )
+            if not each.is_sum:
+                fresh.append(convert(values, each.field.dtype, what=each.label))
+                continue
+            known = self._sums if values is order.scheduled else sums
+            key = id(values), each.field.dtype  # ``given`` keeps the lengths alive
+            if key not in known:
+                known[key] = self._sum(each, values)
+            found = known[key]
+            fresh.append(found.reshape(-1, *each.entry) if each.entry else found)
         return fresh
 
     def write(self, values: Sequence[HostArray]) -> None:
         """Write what ``derive`` computed, and the pads behind it up to where values were."""
         for each, fresh in zip(self._all, values, strict=True):
-            self._backend.write(each.array, 0, fresh)
-            used, each.used = each.used, len(fresh)
-            if used > len(fresh):
-                pads = np.full((used - len(fresh), *each.entry), each.field.default_value)
-                self._backend.write(each.array, len(fresh), pads)
+            self._put(each, fresh)
+
+    def _put(self, each: _Derived[S], fresh: HostArray) -> None:
+        self._backend.write(each.array, 0, fresh)
+        used, each.used = each.used, len(fresh)
+        if used > len(fresh):
+            pads = np.full((used - len(fresh), *each.entry), each.field.default_value)
+            self._backend.write(each.array, len(fresh), pads)
+
+    def overwrite(self, name: str, values: HostArray) -> None:
+        """Write another step's values of one field, and the pads behind them.
+
+        Raises:
+            InvalidField: they do not fit.
+        """
+        for each in self._all:
+            if each.field.name == name:
+                self._put(each, convert(values, each.field.dtype, what=each.label))
 
     def forget(self, name: str) -> None:
         """Say that a whole field was written by hand: the next step pads it up to its end."""
@@ -127,17 +145,6 @@ class DerivedFields(Generic[S]):
         """Say that every array holds its default."""
         for each in self._all:
             each.used = 0
-
-    def _sums_of(self, each: _Derived[S], values: HostArray, known: _Sums) -> HostArray:
-        """Running sums of lengths: of this step, or the same ones as in the step before."""
-        key = id(values), each.field.dtype
-        found = self._sums.get(key)
-        if found is None and not values.flags.writeable:
-            found = known.get(key)
-        if found is None:
-            found = values, self._sum(each, values)
-        self._sums[key] = found
-        return found[1].reshape(-1, *each.entry) if each.entry else found[1]
 
     def _sum(self, each: _Derived[S], values: HostArray) -> HostArray:
         """Sums before each row, then the total in every entry past the last row."""

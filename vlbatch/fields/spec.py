@@ -93,6 +93,7 @@ class Field:
                     f"field {self.name!r} got {chosen!r}; expected one of {choices}",
                     setting=setting,
                 )
+        self._check_kind()
         if self.kind is Kind.HOST:
             return
         if self.dtype not in STORED_AS:
@@ -112,6 +113,16 @@ class Field:
             )
         if convert(self.default, self.dtype, what=f"default of field {self.name!r}").ndim:
             raise InvalidField(f"default of field {self.name!r} must be a scalar")
+
+    def _check_kind(self) -> None:
+        """Refuse what another kind has."""
+        for name, given, kinds in (
+            ("flat", self.flat, {Kind.PER_DRAFT}),
+            ("whole", self.whole, {Kind.ROW_VALUED}),
+            ("rebuild", self.rebuild is not None, {Kind.CUMULATIVE, Kind.PACKED}),
+        ):
+            if given and self.kind not in kinds:
+                raise InvalidField(f"field {self.name!r} is {self.kind.value}: it has no {name}")
 
     @property
     def is_per_request(self) -> bool:

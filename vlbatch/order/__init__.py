@@ -1,8 +1,9 @@
 """Batch order: which request is in which row.
 
-Owns: the pure planner, the immutable ``BatchOrder`` and ``RowMoves`` of a step, and the way back
-from outputs by row to outputs by request.
-Never: reads device memory, touches a field, or keeps state between calls.
+Owns: where rows go (``place_rows``, a pure function), the immutable ``BatchOrder`` and ``RowMoves``
+of a step, the way back from outputs by row to outputs by request or slot, and ``SideTable``, a list
+that follows the rows.
+Never: reads device memory to decide an order, touches a field, or knows who is in the batch.
 """
 
 from vlbatch.order.batch_order import BatchOrder, Regions, Scheduled

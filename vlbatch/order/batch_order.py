@@ -24,6 +24,13 @@ class Regions(NamedTuple):
     prefill: int
 
 
+_LASTING = (
+    "batch_id", "policy", "req_ids", "idle", "slots", "prompt_lens", "scheduled", "classes",
+    "num_tokens", "regions", "query_start", "row_of_token", "_rows",
+)  # fmt: skip
+"""What an order has in common with a later one of the same rows and tokens, cached or not."""
+
+
 @dataclass(frozen=True, eq=False)
 class BatchOrder:
     """Which request is in which row of one step, and what it computes there.
@@ -66,8 +73,9 @@ class BatchOrder:
         """Return the order of a later step: all is the same but what was computed before."""
         order = object.__new__(BatchOrder)
         computed.flags.writeable = False
-        order.__dict__.update(self.__dict__, step=step, computed=computed)  # and what is cached
-        order.__dict__.pop("token_indices", None)
+        known = self.__dict__
+        order.__dict__.update({name: known[name] for name in _LASTING if name in known})
+        order.__dict__.update(step=step, computed=computed)
         return order
 
     @property

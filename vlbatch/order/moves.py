@@ -83,9 +83,15 @@ def move_list(rows: list[object], moves: RowMoves, default: object) -> None:
         rows[row] = value
 
 
-def vacate_rows(start: int, stop: int, num_old_rows: int) -> RowMoves:
-    """Moves that clear rows ``start:stop``, whose requests left, and move nothing."""
-    new_row_of = np.arange(num_old_rows)
+def vacate_rows(start: int, stop: int, is_hole: npt.NDArray[np.bool_]) -> RowMoves:
+    """Moves that clear rows ``start:stop``, whose requests left, and move nothing.
+
+    Args:
+        start: first row.
+        stop: row behind the last.
+        is_hole: bool ``[num_old_rows]``, the others that have no request.
+    """
+    new_row_of = np.where(is_hole, -1, np.arange(len(is_hole)))
     new_row_of[start:stop] = -1
     return _moves(_NO_ROWS, _NO_ROWS, np.arange(start, stop), new_row_of, 0)
 

@@ -9,7 +9,7 @@ from typing import Protocol, cast, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from vlbatch.backends.arrays import host_values
+from vlbatch.backends.arrays import array_like, host_values
 from vlbatch.errors import InvalidField, StaleOrder
 
 
@@ -137,10 +137,9 @@ def sums_by_slot(sums: object, slots: Sequence[int], num_slots: int) -> object:
     leaf = _leaf(sums, len(slots) + 1, "sums")
     lengths = np.zeros(num_slots, dtype=np.int64)
     lengths[np.asarray(slots, dtype=np.int64)] = np.diff(host_values(leaf).reshape(-1))
-    new = cast("_Array", leaf)[[0] * (num_slots + 1)]
-    for at, total in enumerate(np.cumsum(lengths).tolist(), start=1):
-        new[at] = total
-    return new
+    totals = np.concatenate(([0], np.cumsum(lengths)))
+    shape = getattr(leaf, "shape", (len(leaf),))
+    return array_like(leaf, totals.reshape(-1, *shape[1:]))
 
 
 def _check_slots(slots: Sequence[int], num_slots: int) -> None:

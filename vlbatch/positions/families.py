@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from vlbatch.errors import InvalidItem, VlbatchError
+from vlbatch.errors import InvalidItem, InvalidSetting
 from vlbatch.items import Grid, Item
 from vlbatch.positions.runs import MAX_GRID_SIDE, MAX_POSITION, PositionRuns, RunRecord
 
@@ -62,12 +62,12 @@ def family_of(name: str) -> Family:
     """Return the rules of a family.
 
     Raises:
-        VlbatchError: no family has this name; the message lists those that there are.
+        InvalidSetting: no family has this name; the message lists those that there are.
     """
     if name not in FAMILIES:
-        raise VlbatchError(
+        raise InvalidSetting(
             f"position family {name!r} is unknown; expected one of {', '.join(FAMILIES)}",
-            setting="positions",
+            setting="family",
         )
     return FAMILIES[name]
 
@@ -88,7 +88,7 @@ def build_runs(
         req_id: named in refusals.
 
     Raises:
-        VlbatchError: unknown family.
+        InvalidSetting: unknown family.
         InvalidItem: an image or video without a grid (audio without one is placed like text), a
             grid side over ``MAX_GRID_SIDE``, seconds per grid that are not above 0, or positions
             over ``MAX_POSITION``.

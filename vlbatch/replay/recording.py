@@ -148,8 +148,12 @@ class RecordedBatch(VLBatch[E]):
             self.recorder.left(req_id, "abort")
 
     # -- a step ------------------------------------------------------------------------------
-    def begin(self, scheduled: Scheduled) -> Step:
-        """Start a step; see ``VLBatch.begin``."""
+    def begin(
+        self, scheduled: Scheduled, *, counts: tuple[IntArray, IntArray] | None = None
+    ) -> Step:
+        """Start a step; see ``VLBatch.begin``. Counts are refused: see ``set_progress``."""
+        if counts is not None:
+            self.set_progress(*counts)
         self._record_cache_changes()
         self._failed = []
         try:
