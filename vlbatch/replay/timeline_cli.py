@@ -36,7 +36,7 @@ def _format(_: click.Context, __: click.Parameter, path: Path) -> Path:
     help="Colours; auto follows the viewer's setting, and is light in a .png.",
 )
 def timeline_command(trace: Path, output: Path, theme: str) -> None:
-    r"""Draw TRACE, a scenario file or a recorded trace: rows over steps.
+    """Draw TRACE, a scenario file or a recorded trace: rows over steps.
 
     One colour a request, stronger the more of its prompt it computes; the ends of the decode and
     extend regions; rows that move; image and video tokens in a chunk, and items that the chunk
@@ -48,7 +48,7 @@ def timeline_command(trace: Path, output: Path, theme: str) -> None:
     Exit codes:
       0  the picture was written
       2  TRACE cannot be read, or the picture cannot be written
-    """
+    """  # noqa: D301 (click wants the character)
     from vlbatch.replay.format import read_scenario
     from vlbatch.replay.timeline import build_timeline, read_orders
     from vlbatch.replay.timeline.render import render

@@ -51,7 +51,7 @@ _WALKS_A_JOB = 8
 def fuzz_command(
     num_steps: int, seed: int, backend: str, workers: int | None, output: Path
 ) -> None:
-    r"""Play random events on the real objects, checked by a naive model after each.
+    """Play random events on the real objects, checked by a naive model after each.
 
     Requests come and go with items, masks, shared keys and prefix hits, are scheduled in chunks,
     accept drafts, are rolled back, preempted and resumed; encodes fail, weights change, entries are
@@ -63,7 +63,7 @@ def fuzz_command(
       0  nothing diverged
       1  a walk diverged
       2  bad arguments, or the file cannot be written
-    """
+    """  # noqa: D301 (click wants the character)
     from vlbatch.backends import make_backend
     from vlbatch.replay.fuzz.shrinking import shrink
     from vlbatch.replay.fuzz.walks import walk_lengths
