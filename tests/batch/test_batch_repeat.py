@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from small_batches import add_all, make_batch, step
 from vlbatch import InputBatch
 from vlbatch.errors import InvalidField, InvalidSchedule
 from vlbatch.fields import cumulative, row
-from vlbatch.order import DECODE, PREFILL
+from vlbatch.order import DECODE, EXTEND, IDLE, PREFILL
 
 
 def decoding(num_steps: int = 2, **settings: Any) -> InputBatch[Any]:
@@ -59,6 +61,11 @@ def roll_back(batch: InputBatch[Any]) -> None:
     batch.set_progress(np.array([1, 1]), np.array([2, 0]))
 
 
+def confirm_less(batch: InputBatch[Any]) -> None:
+    """Say that nothing of b was computed after all."""
+    assert batch.confirm("b", 0)
+
+
 def add_another(batch: InputBatch[Any]) -> None:
     """Let a third request in, that is not scheduled."""
     batch.add("c", prompt_len=3)
@@ -69,6 +76,7 @@ def add_another(batch: InputBatch[Any]) -> None:
     [
         (remove_and_add, ("a", "b"), [DECODE, PREFILL]),
         (roll_back, ("a", "b"), [DECODE, PREFILL]),
+        (confirm_less, ("a", "b"), [DECODE, PREFILL]),
         (add_another, ("a", "b", "c"), [DECODE, DECODE]),
     ],
 )
@@ -83,6 +91,42 @@ def test_what_changed_is_in_the_next_order(
     assert order.req_ids + order.idle == rows
     assert order.classes.tolist() == classes
     batch.check()
+
+
+def test_the_end_of_a_prompt_is_not_repeated() -> None:
+    """The same schedule goes on as a decode where the prompt ended, in every order's own words."""
+    batch = make_batch(row("x"))
+    add_all(batch, a=3)
+    orders = [step(batch, a=1) for _ in range(5)]
+
+    assert [order.classes.tolist() for order in orders] == [
+        [PREFILL], [EXTEND], [EXTEND], [DECODE], [DECODE]
+    ]  # fmt: skip
+    assert [order.regions for order in orders[2:]] == [(0, 1, 0), (1, 0, 0), (1, 0, 0)]
+
+
+def test_a_prompt_that_an_engine_makes_longer_is_in_the_next_order() -> None:
+    """Prompt lengths set by hand are told, also where everyone decodes on as before."""
+    batch = decoding()
+    batch.set_progress(np.array([2, 1]), np.array([2, 2]))
+
+    assert batch.plan({"a": 1, "b": 1}).order.prompt_lens.tolist() == [2, 1]
+
+
+def test_a_repeated_order_names_the_policy_that_is_asked_for() -> None:
+    """A policy for one step is in its order, though rows and schedule stay."""
+    batch = decoding()
+    policies = [batch.plan({"a": 1, "b": 1}, policy=p).order.policy for p in ("two", None)]
+
+    assert policies == ["two", "split"]
+
+
+def test_a_schedule_that_names_a_departed_request_is_refused() -> None:
+    """What was asked for step after step is refused once one of its requests has left."""
+    batch = decoding()
+    batch.remove("b")
+    with refused(batch, InvalidSchedule, "is not in the batch", req_id="b"):
+        batch.plan({"a": 1, "b": 1})
 
 
 def test_the_last_token_of_the_model_is_the_last() -> None:
@@ -153,3 +197,96 @@ def test_everything_of_a_repeated_order_is_its_own() -> None:
     assert second.query_start.tolist() == [0, 1, 2]
     assert second.row_of("b") == 1
     assert not second.computed.flags.writeable
+
+
+@dataclass
+class Naive:
+    """A request with one prompt token, in a list of rows."""
+
+    req_id: str
+    admitted: int  # rank; -1 once an order knows the request
+    computed: int = 0
+    confirmed: int = 0
+
+
+class Steady:
+    """A batch whose requests mostly decode, and what its rows must be in plain Python."""
+
+    def __init__(self, seed: int) -> None:
+        self.choose = random.Random(seed)
+        self.batch = make_batch(row("x"), max_model_len=4000, stable=True)
+        self.rows: list[Naive | None] = []
+        self.num_admitted = 0
+        for req_id in "abcd":
+            self.admit(req_id)
+
+    def admit(self, req_id: str) -> None:
+        """Place a request in the first hole, or behind the last row."""
+        self.batch.add(req_id, prompt_len=1)
+        hole = self.rows.index(None) if None in self.rows else len(self.rows)
+        self.rows[hole : hole + 1] = [Naive(req_id, self.num_admitted)]
+        self.num_admitted += 1
+
+    def swap(self, first: int, second: int) -> None:
+        self.batch.swap_rows(first, second)
+        self.rows[first], self.rows[second] = self.rows[second], self.rows[first]
+
+    def come_back(self, first: int, second: int) -> None:
+        """Let two leave; new ones of the same names come, in each other's rows or not."""
+        gone = [self.rows[at] for at in (first, second)]
+        for at in (first, second):
+            self.batch.remove(self.batch.rows[at] or "")
+            self.rows[at] = None
+        for request in gone:
+            self.admit(request.req_id if request else "")
+
+    def roll_back(self, first: int, second: int) -> None:
+        for request in (self.rows[first], self.rows[second]):
+            if request:
+                self.batch.confirm(request.req_id, request.confirmed)
+                request.computed = request.confirmed
+
+    def set_progress(self, _first: int, _second: int) -> None:
+        """Let an engine set all counts, to one of two near the start."""
+        requests = [r for r in self.rows if r]
+        for request in requests:
+            request.computed = request.confirmed = self.choose.randrange(2)
+        computed = np.array([r.computed for r in requests])
+        self.batch.set_progress(np.ones_like(computed), computed)
+
+    def step(self, scheduled: dict[str, int]) -> None:
+        """Plan, apply and count; a stable order is unique."""
+        requests = [r for r in self.rows if r]
+
+        def place(request: Naive) -> tuple[int, int]:
+            region = PREFILL if request.computed == 0 else DECODE
+            return IDLE if request.req_id not in scheduled else region, request.admitted
+
+        self.rows = [*(expected := sorted(requests, key=place))]
+        order = self.batch.apply(self.batch.plan(scheduled))
+        there = expected[: len(scheduled)]
+        assert [*order.req_ids, *order.idle] == [r.req_id for r in expected]
+        assert order.computed.tolist() == [r.computed for r in there]
+        assert order.token_indices.tolist() == [r.computed for r in there]
+        assert order.classes.tolist() == [DECODE if r.computed else PREFILL for r in there]
+        self.batch.advance(order)
+        for request in expected:
+            request.admitted = -1
+            request.computed += request.req_id in scheduled
+
+
+def test_steady_steps_with_one_disturbance_at_a_time(seed: int) -> None:
+    """Between swaps, returns and roll backs one schedule makes the one right order each time."""
+    steady = Steady(seed)
+    disturbances: list[Callable[[int, int], None]] = [
+        steady.swap, steady.come_back, steady.roll_back, steady.set_progress
+    ]  # fmt: skip
+    scheduled = dict.fromkeys("abcd", 1)
+    for _ in range(400):
+        if steady.choose.random() < 0.4:
+            steady.choose.choice(disturbances)(*steady.choose.sample(range(4), 2))
+        if steady.choose.random() < 0.1:
+            scheduled = dict.fromkeys(steady.choose.sample("abcd", 3), 1)
+        steady.step(scheduled)
+        assert list(steady.batch.rows) == [r and r.req_id for r in steady.rows]
+        steady.batch.check()

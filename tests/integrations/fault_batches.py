@@ -36,19 +36,82 @@ FORGOTTEN_UPSTREAM = (
 )  # fmt: skip
 
 
-class CountingBackend(NumpyBackend):
-    """Counts what is read back from arrays.
+class CountedArray(np.ndarray[Any, Any]):
+    """An array that its user reads through; each look at an element is noted.
 
     Attributes:
-        num_reads: so far.
+        looks: what was asked for so far; ``None`` where nobody counts.
     """
 
-    num_reads = 0
+    looks: list[object] | None = None
+
+    def __array_finalize__(self, origin: object) -> None:
+        """Views count for the same backend."""
+        self.looks = getattr(origin, "looks", None)
+
+    def _note(self, what: object) -> None:
+        if self.looks is not None:
+            self.looks.append(what)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Note, and read."""
+        self._note(index)
+        return super().__getitem__(index)
+
+    def __iter__(self) -> Any:
+        """Note, and iterate."""
+        self._note("iter")
+        return super().__iter__()
+
+    def __bool__(self) -> bool:
+        """Note, and decide."""
+        self._note("bool")
+        return super().__bool__()
+
+    def item(self, *index: Any) -> Any:
+        """Note, and read."""
+        self._note("item")
+        return super().item(*index)
+
+    def tolist(self) -> Any:
+        """Note, and read."""
+        self._note("tolist")
+        return super().tolist()
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """Note, and compute with the plain values."""
+        self._note(ufunc.__name__)
+        plain = [np.asarray(x) if isinstance(x, CountedArray) else x for x in inputs]
+        return getattr(ufunc, method)(*plain, **kwargs)
+
+
+class CountingBackend(NumpyBackend):
+    """Counts what is read back from arrays, by the library and through those that it hands out.
+
+    Attributes:
+        num_reads: whole or partial reads of the library so far.
+        looks: looks at elements through exposed arrays so far.
+    """
+
+    def __init__(self) -> None:
+        self.num_reads = 0
+        self.looks: list[object] = []
 
     def read(self, array: Any, start: int, stop: int) -> Any:
         """Count, and read."""
         self.num_reads += 1
         return super().read(array, start, stop)
+
+    def expose(self, array: Any, dtype: str) -> Any:
+        """Hand out an array that counts."""
+        exposed = super().expose(array, dtype).view(CountedArray)
+        exposed.looks = self.looks
+        return exposed
+
+    def forget(self) -> None:
+        """Start counting anew."""
+        self.num_reads = 0
+        self.looks.clear()
 
 
 def make_config(max_num_seqs: int = 8, *, multimodal: bool = True, **model: object) -> Any:

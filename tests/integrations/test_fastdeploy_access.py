@@ -12,7 +12,7 @@ from exposed import address_of
 from fault_batches import decode, hosted, insert, make_batch, make_config, make_proposer
 
 from vlbatch import NumpyBackend
-from vlbatch.errors import InvalidField, UnknownField
+from vlbatch.errors import InvalidField, InvalidSetting, StaleOrder, UnknownField
 from vlbatch.integrations.fastdeploy import InputBatch, ProposerInputBatch
 
 VIEWS = (
@@ -60,7 +60,8 @@ def test_writes_through_the_array(backend: Any) -> None:
         ("image_features", np.zeros((2, 4)), "expected None"),
         ("image_features_list", [-1] * 8, "expected None"),
         ("seq_lens_this_time", np.zeros(9, np.int32), "one axis of at most 8"),
-        ("seq_lens_this_time", [1, 2], "got a list"),
+        ("seq_lens_this_time", [0.5, 2.0], "dtype float64; expected int32"),
+        ("seq_lens_this_time", [1 << 40], "expected int32 values"),
     ],
 )
 @pytest.mark.parametrize("set_value", [InputBatch.__setitem__, setattr])
@@ -179,11 +180,63 @@ def test_before_init(name: str) -> None:
     batch = InputBatch(make_config(), backend="numpy")
     with pytest.raises(UnknownField, match="call init_share_inputs"):
         batch[name]
-    with pytest.raises((AttributeError, UnknownField), match="call init_share_inputs"):
+    with pytest.raises((AttributeError, UnknownField, StaleOrder), match="call init_share_inputs"):
         getattr(batch, name)
     assert name not in batch
     with pytest.raises((UnknownField, InvalidField)):
         batch[name] = None
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda batch: batch.add(1, prompt_len=3),
+        lambda batch: batch.remove(1),
+        lambda batch: batch.preempt(1),
+        lambda batch: batch.has(1),
+        lambda batch: batch.get_index_by_batch_id(1),
+        lambda batch: batch.condense(),
+        lambda batch: batch.swap_states(0, 1),
+        lambda batch: batch.reset_share_inputs(),
+        lambda batch: batch.process_mm_features(lambda tasks: []),
+        lambda batch: batch.positions(),
+        lambda batch: batch.update_weights(1),
+        lambda batch: batch.check(),
+        lambda batch: batch.backend,
+        lambda batch: ProposerInputBatch(batch.fd_config, batch).init_share_inputs(),
+        lambda batch: ProposerInputBatch(batch.fd_config, batch).reset_model_inputs(),
+    ],
+)
+def test_calls_before_init(call: Callable[[InputBatch], object]) -> None:
+    """Before ``init_share_inputs`` each call is refused by a typed error that says what to do."""
+    with pytest.raises(StaleOrder, match=r"call init_share_inputs\(\) first"):
+        call(InputBatch(make_config(), backend="numpy"))
+
+
+@pytest.mark.parametrize("name", ["image_features", "image_features_list"])
+def test_in_and_get_between_steps(name: str) -> None:
+    """A view that has nothing to show is not ``in``, and ``get`` gives the default: no error."""
+    batch = make_batch(NumpyBackend())
+    insert(batch, 3)
+    assert name not in batch
+    assert batch.get(name) is None
+    assert batch.get(name, 7) == 7
+    with pytest.raises(StaleOrder, match="there is no step"):
+        batch[name]
+
+
+@pytest.mark.parametrize(
+    "name", ["top_k", "req_ids", "image_features", "caches", "add", "vl", "_kept", "a b", 3]
+)
+def test_names_that_are_taken(name: Any) -> None:
+    """A name to keep that is a field, a view or a method already is refused: it would hide it."""
+    with pytest.raises(InvalidSetting, match="no field, view or method") as caught:
+        make_batch(NumpyBackend(), kept=["pooling_params", name])
+    assert caught.value.setting == "kept"
+    target = make_batch(NumpyBackend())
+    for taken in ("pre_ids", "top_k", "base_model_draft_tokens", "reorder_inputs"):
+        with pytest.raises(InvalidSetting, match=taken):
+            ProposerInputBatch(target.fd_config, target, kept=[taken])
 
 
 def test_copying_does_not_recurse() -> None:
@@ -207,6 +260,11 @@ def test_seq_lens_this_time_is_a_view(backend: Any) -> None:
     batch["seq_lens_this_time"] = batch["seq_lens_this_time_buffer"][:3]
     batch.seq_lens_this_time = batch["bad_tokens_len"][:2]
     assert hosted(batch, "seq_lens_this_time_buffer")[:4].tolist() == [1, 1, 10, 0]
+    batch.seq_lens_this_time = [5, 6]
+    assert hosted(batch, "seq_lens_this_time_buffer")[:4].tolist() == [5, 6, 10, 0]
+    with pytest.raises(InvalidField, match="expected int32"):
+        batch["seq_lens_this_time"] = batch["temperature"][:, 0]
+    assert hosted(batch, "seq_lens_this_time_buffer")[:4].tolist() == [5, 6, 10, 0]
 
 
 def test_proposer_access(backend: Any) -> None:
@@ -224,7 +282,9 @@ def test_proposer_access(backend: Any) -> None:
     with pytest.raises(InvalidField, match="follows from the requests"):
         proposer["index_to_batch_id"] = {}
     with pytest.raises(InvalidField, match="at most 8"):
-        proposer["seq_lens_this_time"] = [1]
+        proposer["seq_lens_this_time"] = [1] * 9
+    with pytest.raises(InvalidField, match="expected int32"):
+        proposer["seq_lens_this_time"] = [0.5]
     with pytest.raises(UnknownField):
         proposer["top_q"]
     with pytest.raises(AttributeError, match="call init_share_inputs"):

@@ -13,7 +13,7 @@ from vlbatch.integrations.fastdeploy import InputBatch, ProposerInputBatch
 TEXT: dict[str, dict[str, Any]] = {
     "scheduler_config": {"max_num_seqs": 4, "max_num_batched_tokens": 24},
     "model_config": {"max_model_len": 40, "vocab_size": 11},
-    "cache_config": {},
+    "cache_config": {"total_block_num": 16},
     "speculative_config": {"method": None},
 }
 MULTIMODAL = {
@@ -48,7 +48,7 @@ def made(config: object, **settings: Any) -> InputBatch:
 
 @pytest.mark.parametrize("config", [TEXT, namespace(TEXT)])
 def test_the_least_of_a_text_model(config: object) -> None:
-    """Five settings are enough for text, in mappings or in objects; the rest has defaults."""
+    """Six settings are enough for text, in mappings or in objects; the rest has defaults."""
     batch = made(config)
     assert batch["input_ids"].shape == (4, 24)
     assert batch["block_tables"].shape == (4, 1 + 2)
@@ -56,7 +56,7 @@ def test_the_least_of_a_text_model(config: object) -> None:
     assert "image_grid_thws" not in batch
     assert batch.vl.family == "1d"
     batch.add(7, prompt_len=5)
-    batch["seq_lens_encoder"][0] = 5
+    batch["seq_lens_encoder"][0] = batch["seq_lens_this_time_buffer"][0] = 5
     batch.condense()
     assert batch.positions().tolist() == [[0, 1, 2, 3, 4]]
     assert batch.fd_config is config
@@ -81,6 +81,8 @@ def test_mixed_mappings_and_objects() -> None:
         ("model_config.eos_tokens_lens", 0),
         ("model_config.max_stop_seqs_num", 0),
         ("model_config.stop_seqs_max_len", 1.5),
+        ("cache_config.total_block_num", ...),
+        ("cache_config.total_block_num", 0),
     ],
 )
 @pytest.mark.parametrize("form", [dict, namespace])
@@ -89,6 +91,67 @@ def test_impossible_settings(path: str, value: object, form: Any) -> None:
     with pytest.raises(InvalidSetting, match="expected a positive integer") as caught:
         InputBatch(form(changed(TEXT, path, value)), backend="numpy")
     assert caught.value.setting == path
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        ("cache_config.max_encoder_cache", "8", "an integer"),
+        ("cache_config.max_encoder_cache", True, "an integer"),
+        ("cache_config.enc_dec_block_num", -1, "at least 0"),
+        ("cache_config.kv_cache_ratio", "0.5", "a number"),
+        ("cache_config.kv_cache_ratio", float("nan"), "a number"),
+        ("cache_config.kv_cache_ratio", -0.5, "less than 1"),
+        ("cache_config.kv_cache_ratio", 1.5, "less than 1"),
+        ("cache_config.kv_cache_ratio", 1.0, "less than 1"),
+        ("model_config.enable_mm", "yes", "True or False"),
+        ("model_config.model_type", 7, "text"),
+        ("model_config.top_p", "0.5", "a number"),
+        ("model_config.temperature", True, "a number"),
+        ("model_config.min_length", 0.5, "at least 0"),
+        ("model_config.pad_token_id", "0", "an integer"),
+        ("model_config.hidden_size", 4.0, "a positive integer"),
+        ("model_config.think_truncate_prompt_ids", "ab", "a list of token ids"),
+        ("model_config.think_truncate_prompt_ids", [1.5], "a list of token ids"),
+        ("model_config.vision_config", {"tokens_per_second": "2"}, "a number"),
+    ],
+)
+def test_settings_of_another_type(path: str, value: object, expected: str) -> None:
+    """A setting of another type is refused when the batch is made, not converted or used later."""
+    with pytest.raises(InvalidSetting, match=expected) as caught:
+        InputBatch(changed(MULTIMODAL, path, value), backend="numpy")
+    assert (caught.value.setting or "").startswith(path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"family": "llama"}, "family"),
+        ({"encoder_cache_rows": 0}, "encoder_cache_rows"),
+        ({"encoder_cache_rows": "8"}, "encoder_cache_rows"),
+    ],
+)
+def test_arguments_are_checked_at_once(settings: dict[str, Any], named: str) -> None:
+    """What ``init_share_inputs`` could not use is refused before it, by its name."""
+    with pytest.raises(InvalidSetting) as caught:
+        InputBatch(TEXT, backend="numpy", **settings)
+    assert caught.value.setting == named
+
+
+def test_a_refused_init_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ``init_share_inputs`` that fails half way can be called again."""
+    batch = InputBatch(TEXT, backend="numpy")
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise InvalidSetting("not now")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("vlbatch.integrations.fastdeploy.input_batch.VLBatch", refuse)
+        with pytest.raises(InvalidSetting, match="not now"):
+            batch.init_share_inputs()
+    assert "top_k" not in batch
+    batch.init_share_inputs()
+    assert "top_k" in batch
 
 
 def test_no_section_at_all() -> None:
@@ -162,11 +225,12 @@ def test_chunks() -> None:
     assert made(MULTIMODAL).sizes.max_chunk_tokens == 40
 
 
-def test_a_cache_without_free_blocks() -> None:
-    """If every block is reserved, the list is there, says -1 and has no length."""
-    batch = made(changed(TEXT, "cache_config.kv_cache_ratio", 1.0))
-    assert batch["free_list"].tolist() == [-1]
-    assert batch["free_list_len"].tolist() == [0]
+def test_free_blocks() -> None:
+    """The free list has the blocks that the engine has and nobody reserved, no invented ones."""
+    batch = made(changed(TEXT, "cache_config.kv_cache_ratio", 0.5))
+    assert batch["free_list"].tolist() == [15, 14, 13, 12, 11, 10, 9, 8]
+    assert batch["free_list_len"].tolist() == [8]
+    assert batch.sizes.num_blocks == 8
 
 
 def test_tokens_per_second() -> None:

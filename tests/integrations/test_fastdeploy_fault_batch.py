@@ -26,6 +26,8 @@ from fault_batches import (
     write,
 )
 
+from vlbatch import fields
+from vlbatch.batch import ProposerInputBatch, own
 from vlbatch.errors import InvalidField, StaleOrder, UnknownRequest
 from vlbatch.integrations.fastdeploy import (
     InputBatch,
@@ -189,16 +191,18 @@ def test_what_is_no_id_names_no_request(backend: AnyBackend, batch_id: Any) -> N
 
 
 def test_condense_looks_at_members_not_at_their_number(backend: AnyBackend) -> None:
-    """I8: as many requests as rows in use does not mean that there is no hole."""
+    """I8: three requests up to slot 2, in rows 0, 1 and 3: the numbers agree, the rows do not."""
     batch = make_batch(backend)
-    for batch_id in (0, 1, 2, 5):
+    for batch_id in (0, 1, 5, 2):
         batch["temperature"][insert(batch, batch_id)] = batch_id
-    batch.remove(2)
-    assert len(batch.index_to_batch_id) == 3
+    batch.remove(5)
+    rows = dict(batch.index_to_batch_id)
+    assert rows == {0: 0, 1: 1, 3: 2}
+    assert len(rows) == max(rows.values()) + 1  # where the upstream returns
     batch.condense()
 
-    assert sorted(batch.index_to_batch_id) == [0, 1, 2]
-    assert hosted(batch, "temperature")[batch.get_index_by_batch_id(5), 0] == 5
+    assert dict(batch.index_to_batch_id) == {0: 0, 1: 1, 2: 2}
+    assert hosted(batch, "temperature")[:3, 0].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("ids", [(0, 1, 12), (2,), (12, 3, 7), ()])
@@ -229,7 +233,7 @@ def test_holes_do_not_run(backend: AnyBackend) -> None:
 
 
 def test_deciding_an_order_reads_four_arrays() -> None:
-    """I11: a reorder reads each length field once, however many rows there are."""
+    """I11: a reorder reads each length field once, whole, and looks at no element of any array."""
     reads = []
     for num_reqs in (2, 8):
         arrays = CountingBackend()
@@ -237,8 +241,9 @@ def test_deciding_an_order_reads_four_arrays() -> None:
         for batch_id in range(num_reqs):
             insert(batch, batch_id)
         decode(batch, num_reqs - 1, 10)
-        arrays.num_reads = 0
+        arrays.forget()
         reorder_split_prefill_and_decode(batch)
+        assert arrays.looks == []
         reads.append(arrays.num_reads)
 
     assert reads == [4, 4]
@@ -277,17 +282,23 @@ def test_only_decodes_count_as_decode(backend: AnyBackend) -> None:
     assert (batch.order.regions.decode, batch.order.num_reqs) == (1, 3)
 
 
-def test_positions_need_no_table(backend: AnyBackend) -> None:
-    """I13: without ``rope_emb`` nothing of the length of the model is kept or moved for positions.
+def test_a_table_is_kept_only_if_wanted(backend: AnyBackend) -> None:
+    """I13: the default keeps ``rope_emb`` by row; ``rope_table=False`` keeps and moves none.
 
-    What is kept of a request's rotary state does not grow with ``max_model_len``.
+    What is then kept of a request's rotary state does not grow with ``max_model_len``.
     """
-    batch = make_batch(backend, rope_table=False)
+    sizes = []
+    for settings in ({}, {"rope_table": False}):
+        for longest in (64, 640):
+            batch = make_batch(backend, model={"max_model_len": longest}, **settings)
+            row_bytes = {f.name: f.bytes_per_request for f in batch.core.memory_report()}
+            sizes.append(row_bytes.get("rope_emb", 0))
+    assert sizes == [64 * 64, 640 * 64, 0, 0]  # two float32 tables of head_dim 8
+
+    assert "rope_emb" not in batch
     insert(batch, 4, 6)
     insert(batch, 2, 8, computed=5)
     reorder_split_prefill_and_decode(batch)
-
-    assert "rope_emb" not in batch
     assert batch.positions()[0].tolist() in ([0, 1, 2, 3, 4, 5, 5, 6, 7], [5, 6, 7, *range(6)])
     assert batch.vl.positions.runs_of("4").runs.size < 10
 
@@ -375,18 +386,25 @@ def test_masks_are_recovered(recovered: Any) -> None:
     assert recovered.sampling_mask == [f"mask {token}" for token in TOKENS]
 
 
-def test_a_message_has_one_order(backend: AnyBackend) -> None:
-    """I20: ids, logprobs and lists of prompt logprobs of one step come in the same order."""
+def test_what_is_recovered_together_has_one_order(backend: AnyBackend) -> None:
+    """I20: all that a call names comes in the order of ids, lists too; the source stays by row.
+
+    What the caller's list leaves out is not in the result, so it cannot be mixed in unseen.
+    """
     outputs = SimpleNamespace(
         sampled_token_ids=on(backend, [[12], [10], [11]]),
         logprobs=on(backend, [[1.2], [1.0], [1.1]]),
         prompt_logprobs_list=["two", "zero", "one"],
+        left_out=["two", "zero", "one"],
     )
-    got = recover_batch_index_for_output(outputs, IDS, True, list(vars(outputs)))
+    names = ["sampled_token_ids", "logprobs", "prompt_logprobs_list"]
+    got = recover_batch_index_for_output(outputs, IDS, True, names)
 
+    assert list(got) == names
     assert to_host(got["sampled_token_ids"])[:, 0].tolist() == [10, 11, 12]
     assert to_host(got["logprobs"])[:, 0].tolist() == [1.0, 1.1, 1.2]
     assert got["prompt_logprobs_list"] == ["zero", "one", "two"]
+    assert to_host(outputs.sampled_token_ids)[:, 0].tolist() == [12, 10, 11]
 
 
 def test_outputs_are_mapped_with_the_order_of_their_step(backend: AnyBackend) -> None:
@@ -430,6 +448,20 @@ def test_buffers_that_moved_are_not_read_as_an_earlier_step(backend: AnyBackend)
         assert by_id == [base, base + 1, -1, base + 3, -1, -1, -1, base + 7]
 
 
+def test_buffers_are_not_read_as_those_of_an_earlier_request(backend: AnyBackend) -> None:
+    """I22: nor with the map of a step before a request of the same id took the row."""
+    batch = mixed(backend)
+    batch.condense()
+    saved = batch.index_to_batch_id
+    row = batch.get_index_by_batch_id(7)
+    batch["sampled_token_ids"][row] = 107
+    batch.remove(7)
+    assert insert(batch, 7) == row
+    assert dict(batch.index_to_batch_id) == dict(saved)
+    with pytest.raises(StaleOrder, match="before the next step"):
+        recover_batch_index_for_output(batch, saved, True, ["sampled_token_ids"])
+
+
 def test_an_unknown_type_of_output_is_an_error() -> None:
     """I23: what cannot be recovered raises at once, and so does a missing name."""
     for output in (7, "abc", {1, 2, 3}, np.array(7)):
@@ -471,17 +503,24 @@ def test_the_view_of_lengths_is_never_the_buffer(backend: AnyBackend) -> None:
 
 
 def test_end_tokens_of_requests_do_not_meet(backend: AnyBackend) -> None:
-    """I26: no request rewrites the model's end tokens; its own stop ids are its own row's."""
+    """I26: ``eos_token_id`` is of the batch; end tokens by request follow in a field of one's own.
+
+    The library itself never rewrites the model's end tokens.
+    """
     batch = make_batch(backend, model={"eos_tokens_lens": 2})
+    eos = ProposerInputBatch(
+        batch.core, [own(fields.row("eos_by_request", (2,), default=-1))], backend=backend
+    )
     batch["eos_token_id"] = [[7], [8]]
     for batch_id in (3, 1):
-        batch["stop_seqs"][insert(batch, batch_id)] = batch_id
+        eos["eos_by_request"][insert(batch, batch_id)] = batch_id
     decode(batch, 1, 10)
     reorder_split_prefill_and_decode(batch)
-    batch.remove(3)
 
+    assert to_host(eos["eos_by_request"])[:3].tolist() == [[1, 1], [3, 3], [-1, -1]]
+    batch.remove(3)
+    assert to_host(eos["eos_by_request"])[:3].tolist() == [[1, 1], [-1, -1], [-1, -1]]
     assert hosted(batch, "eos_token_id").tolist() == [[7], [8]]
-    assert read(batch, "stop_seqs", batch.get_index_by_batch_id(1)) == 1
 
 
 @pytest.mark.parametrize("name", ["step_block_list", "recover_block_list", "need_block_list"])

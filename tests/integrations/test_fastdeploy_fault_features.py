@@ -206,7 +206,10 @@ def test_consumed_features_are_gone(how: str) -> None:
 
 
 def test_images_and_videos_each_in_their_places() -> None:
-    """V8: whatever the encoder groups, a request's images and videos go to their own spans."""
+    """V8: whatever the encoder groups, a request's images and videos go to their own spans.
+
+    ``image_features`` joins both in the order of their places, which ``features_of`` tells.
+    """
     batch = host_batch()
     first = media(("v-1", 1, 3), ("i-2", 6, 2), kinds=(1, 0))
     insert(batch, 3, media=first)
@@ -290,7 +293,7 @@ def test_a_step_that_is_refused_costs_nothing() -> None:
         batch.process_mm_features(Encoder())
 
     assert (cache.digest(), cache.usage, repr(cache.counters)) == before
-    schedule(batch, 1, 0, 2)
+    schedule(batch, 1, 0, 1)  # the drafter looks one token ahead
     assert step(batch, Encoder()) == {3: run("b-2", 2, 4)}
 
 
@@ -440,7 +443,10 @@ def test_a_buffer_that_the_encoder_uses_again() -> None:
 
 
 def test_rotary_state_is_made_once_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """V18: however many chunks a prompt has, its positions are derived at admission only."""
+    """V18: however many chunks a prompt has, its positions are derived at admission only.
+
+    No table is made of them; ``rope_emb`` is written by the runner alone.
+    """
     made: list[str] = []
 
     def counted(*args: Any, **kwargs: Any) -> Any:
@@ -450,6 +456,7 @@ def test_rotary_state_is_made_once_a_request(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("vlbatch.step.build_runs", counted)
     batch = host_batch()
     insert(batch, 3, 12, 4, media=image("a-1", 2, 2, 3))
+    batch["rope_emb"][0] = 7
     seen = []
     for computed in (0, 4, 8):
         schedule(batch, 3, computed, 4)
@@ -458,6 +465,7 @@ def test_rotary_state_is_made_once_a_request(monkeypatch: pytest.MonkeyPatch) ->
 
     assert made == ["3"]
     assert seen == [0, 1, 2, 3, 4, 2, 3, 4, 5, 6, 7, 8]
+    assert (np.asarray(batch["rope_emb"])[0] == 7).all()
 
 
 @pytest.mark.parametrize(
@@ -467,7 +475,7 @@ def test_rotary_state_is_made_once_a_request(monkeypatch: pytest.MonkeyPatch) ->
 def test_features_of_another_form_are_refused(
     shape: tuple[int, int], dtype: str, said: str
 ) -> None:
-    """V19: a wrong hidden size or dtype fails the request that it belongs to, and no other."""
+    """V19: a wrong hidden size or dtype of ``spec`` fails the request whose it is, and no other."""
     batch = host_batch(spec=FeatureSpec(hidden_size=HIDDEN, dtype="float32"))
     insert(batch, 3, media=media(("a-1", 2, 4)))
     insert(batch, 0, media=media(("b-2", 2, 4)))
@@ -481,6 +489,23 @@ def test_features_of_another_form_are_refused(
     assert step(batch, extract) == {0: run("b-2", 2, 4)}
     assert type(batch.failed[3]) is FeatureRowsMismatch
     assert said in str(batch.failed[3])
+
+
+def test_the_default_spec_knows_the_hidden_size_only() -> None:
+    """V19: without ``spec`` columns are compared with the configuration, and any dtype passes."""
+    batch = host_batch()
+    insert(batch, 3, media=media(("a-1", 2, 4)))
+    insert(batch, 0, media=media(("b-2", 2, 4)))
+
+    def extract(tasks: Sequence[EncodeTask]) -> list[tuple[Any, ...]]:
+        wide = np.ones((4, HIDDEN + 1), "float32")
+        return [
+            (wide,) if task.key.content == "a-1" else (encoded[0].astype("float64"),)
+            for task, encoded in zip(tasks, Encoder()(tasks), strict=True)
+        ]
+
+    assert step(batch, extract) == {0: run("b-2", 2, 4)}
+    assert type(batch.failed[3]) is FeatureRowsMismatch
 
 
 def test_features_of_another_length_are_refused() -> None:

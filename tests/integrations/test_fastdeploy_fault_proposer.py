@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +27,7 @@ from fault_batches import (
 )
 
 from vlbatch.errors import StaleOrder
+from vlbatch.integrations import fastdeploy
 from vlbatch.integrations.fastdeploy import (
     InputBatch,
     ProposerInputBatch,
@@ -159,22 +161,25 @@ def test_the_draft_has_the_targets_rotary_state(backend: AnyBackend) -> None:
 
 
 def test_positions_of_a_draft_are_multimodal(backend: AnyBackend) -> None:
-    """M7: without a table too, tokens behind an image are at the positions that it leaves."""
+    """M7: without a table too, the draft's tokens behind an image go on where it ends."""
     batch = make_batch(backend, rope_table=False)
-    make_proposer(batch)
+    proposer = make_proposer(batch)
     insert(batch, 4, 10, media=media(("a-1", 2, 4)))  # one row of four: 2..5 on one axis
     batch.process_mm_features(Encoder())
     batch.condense()
-    assert batch.positions()[:, -4:].tolist() == [[6, 7, 8, 9]] * 3
-    assert batch.positions()[0, 2:6].tolist() == [2, 2, 2, 2]
+    assert proposer.positions()[:, -4:].tolist() == [[6, 7, 8, 9]] * 3
+    assert proposer.positions()[0, 2:6].tolist() == [2, 2, 2, 2]
     decode(batch, 4, 10, tokens=3)
     batch.condense()
 
-    assert batch.positions().tolist() == [[10, 11, 12]] * 3
+    assert proposer.positions().tolist() == [[10, 11, 12]] * 3
 
 
 def test_batches_share_nothing(backend: AnyBackend) -> None:
-    """M8: two pairs of target and draft have neither rows nor arrays nor caches in common."""
+    """M8: two pairs of target and draft have neither rows nor arrays in common.
+
+    No function has a default that calls could share; KV caches are what the runner assigns.
+    """
     pairs = [(batch, make_proposer(batch)) for batch in (make_batch(backend), make_batch(backend))]
     (batch, proposer), (other, other_proposer) = pairs
     write(proposer, "draft_tokens", insert(batch, 3), 3)
@@ -187,6 +192,19 @@ def test_batches_share_nothing(backend: AnyBackend) -> None:
     assert batch["caches"] == ["kv"]
     with pytest.raises(StaleOrder, match="another target"):
         proposer.reorder_inputs(other)
+
+    ours = [getattr(fastdeploy, name) for name in fastdeploy.__all__]
+    calls = [each for each in ours if inspect.isfunction(each)]
+    calls += [
+        each
+        for cls in ours
+        if inspect.isclass(cls)
+        for each in vars(cls).values()
+        if inspect.isfunction(each)
+    ]
+    defaults = [p.default for call in calls for p in inspect.signature(call).parameters.values()]
+    assert len(calls) > 40
+    assert not [each for each in defaults if isinstance(each, dict | list | set)]
 
 
 def test_tokens_and_globals_are_no_rows(backend: AnyBackend) -> None:
@@ -219,14 +237,20 @@ def array_like(proposer: ProposerInputBatch, name: str, values: Any) -> Any:
 
 
 def test_a_new_row_is_filled_without_a_look_at_an_array() -> None:
-    """M10: ``pre_ids`` and the copied fields of a new request cost no read, whoever is there."""
+    """M10: a new request's fields of the draft cost no read, whoever is there; ``pre_ids`` is -1.
+
+    Outputs that a request has already (it was resumed, or is older than the proposer) are the
+    runner's to write.
+    """
     arrays = CountingBackend()
     batch = make_batch(arrays)
     proposer = make_proposer(batch)
     for batch_id in range(3):
         batch.add(batch_id, prompt_len=9)
-    arrays.num_reads = 0
+    arrays.forget()
     batch.add(7, prompt_len=9)
 
-    assert arrays.num_reads == 0
+    assert (arrays.num_reads, arrays.looks) == (0, [])
     assert hosted(proposer, "pre_ids")[3].tolist() == [-1] * 64
+    late = make_proposer(batch)
+    assert (hosted(late, "pre_ids") == -1).all()

@@ -192,6 +192,23 @@ def test_a_proposer_is_not_reset_before_its_target(backend: AnyBackend) -> None:
     proposer.check()
 
 
+@pytest.mark.parametrize("order", ["proposer, target", "target, proposer", "target"])
+def test_an_idle_pair_is_reset_in_any_order(backend: AnyBackend, order: str) -> None:
+    """R6: without requests the upstream's order, too, ends with both as they were at the start."""
+    batch, proposer = used(backend)
+    for batch_id in (3, 1):
+        batch.remove(batch_id)
+    dirty(batch)
+    dirty(proposer)
+    for name in order.split(", "):
+        {"target": batch, "proposer": proposer}[name].reset_share_inputs()
+    fresh = make_batch(backend)
+
+    assert state(batch) == state(fresh)
+    assert state(proposer) == state(make_proposer(fresh))
+    proposer.check()
+
+
 def test_reset_drops_requests_with_all_they_hold(backend: AnyBackend) -> None:
     """R7: no row, map entry, feature or reference of a request is left; ids can come again."""
     batch, _ = used(backend)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from exposed import dtype_of, to_host
 
-from vlbatch.errors import UnknownField
+from vlbatch import NumpyBackend
+from vlbatch.errors import InvalidSetting, UnknownField
 from vlbatch.integrations.fastdeploy import LAUNCH_BUFFERS, InputBatch, ProposerInputBatch
 
 B, L, C, V, K, H, D = 3, 40, 24, 11, 2, 4, 8
@@ -302,3 +303,47 @@ def test_proposer_of_a_text_model(backend: Any) -> None:
     assert "decode_states" not in proposer
     assert proposer["rope_emb"] is None
     assert tuple(proposer["input_ids"].shape) == (B, C)
+
+
+ON_HOST = {
+    "sampled_token_ids", "seq_lens_this_time_cpu", "is_block_step_cpu", "is_chunk_step",
+    "not_need_stop", "preempted_idx", "last_preempted_idx", "input_ids_cpu",
+    "seq_lens_decoder_cpu", "prompt_lens_cpu", "accept_tokens_cpu", "accept_num_cpu",
+}  # fmt: skip
+
+
+def test_fields_in_host_memory(backend: Any) -> None:
+    """Beside a device both batches have the upstream's host fields on the host, else no part."""
+    target = make_target(backend)
+    proposer = ProposerInputBatch(target.fd_config, target)
+    proposer.init_share_inputs()
+    hosted = [[set(part.registry) for part in each._parts[1:]] for each in (target, proposer)]
+
+    if backend.on_host:
+        assert hosted == [[], []]
+    else:
+        assert hosted == [[ON_HOST], [{"input_ids_cpu", "not_need_stop", "input_ids_len"}]]
+
+
+class Elsewhere(NumpyBackend):
+    """A user's own backend of a device."""
+
+    name = "elsewhere"
+    on_host = False
+
+
+def test_a_backend_of_ones_own() -> None:
+    """Which arrays go beside another library's device cannot be guessed: it is refused or given."""
+    config = make_config(multimodal=True, speculative=True)
+    batch = InputBatch(config, backend=Elsewhere())
+    with pytest.raises(InvalidSetting, match="elsewhere") as caught:
+        batch.init_share_inputs()
+    assert caught.value.setting == "host_backend"
+    assert "top_k" not in batch
+
+    target = InputBatch(config, backend=Elsewhere(), host_backend="numpy")
+    target.init_share_inputs()
+    proposer = ProposerInputBatch(config, target)
+    proposer.init_share_inputs()
+    assert_rows(target, {name: text(L)[name] for name in ON_HOST & text(L).keys()})
+    assert {"input_ids_cpu", "not_need_stop", "input_ids_len"} == set(proposer._parts[1].registry)

@@ -20,13 +20,19 @@ from fault_batches import (
     insert,
     make_batch,
     make_config,
+    make_proposer,
     media,
     run,
     schedule,
 )
 
 from vlbatch import NumpyBackend
-from vlbatch.errors import CacheFull, InvalidField, InvalidItem, StaleOrder, UnknownRequest
+from vlbatch.errors import (
+    CacheFull,
+    InvalidField,
+    StaleOrder,
+    UnknownRequest,
+)
 from vlbatch.features import EncodeTask
 from vlbatch.integrations.fastdeploy import InputBatch, items_of, process_reorder
 from vlbatch.integrations.fastdeploy import reorder_split_prefill_and_decode as reorder
@@ -244,52 +250,6 @@ def test_positions_of_a_video() -> None:
     assert batch.positions().tolist() == [[8]] * 3
 
 
-def test_frames_that_merge() -> None:
-    """Where two frames become one, a video has half as many; a single image stays one."""
-    inputs = {
-        "mm_positions": [(0, 1), (2, 4)],
-        "mm_hashes": ["a-1", "v-2"],
-        "grid_thw": [(1, 2, 2), (4, 2, 4)],
-        "image_type_ids": [0, 1, 1, 1, 1],
-    }
-    items = items_of(inputs, temporal_merge_size=2)
-    assert [item.grid for item in items] == [(1, 1, 1), (2, 1, 2)]
-
-
-def test_items_of_objects_and_nothing() -> None:
-    """Positions may be objects; no media is no item."""
-
-    class ImagePosition:
-        offset, length = 3, 2
-
-    (item,) = items_of(
-        {
-            "mm_positions": [ImagePosition()],
-            "mm_hashes": ["a-1"],
-            "grid_thw": np.array([[1, 2, 4]]),
-        },
-        payloads=["pixels"],
-    )
-    assert (item.offset, item.length, item.payload, item.key) == (3, 2, "pixels", "a-1")
-    assert items_of(None) == items_of({}) == []
-    assert items_of({"mm_positions": [], "mm_hashes": [], "grid_thw": []}) == []
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"mm_hashes": ["a-1"]}, "2 positions, 1 hashes, 2 grids, 2 payloads"),
-        ({"grid_thw": [(1, 2, 2)]}, "2 positions, 2 hashes, 1 grids"),
-        ({"images": np.zeros((11, 3))}, "got 11 patches; the grids have 12"),
-        ({"image_type_ids": [0]}, r"got 1 image_type_ids; the grids have \[2\] frames"),
-    ],
-)
-def test_lists_that_do_not_fit(change: dict[str, object], says: str) -> None:
-    """Lists of different lengths, and patches that do not add up, are refused."""
-    with pytest.raises(InvalidItem, match=says):
-        items_of({**media(("a-1", 0, 1), ("b-2", 3, 2)), **change})
-
-
 @pytest.mark.parametrize("library", ["paddle", "torch"])
 def test_features_of_the_encoders_library(library: str) -> None:
     """Views are of the encoder's library, in one request and over several."""
@@ -448,12 +408,86 @@ def test_the_configured_budget() -> None:
 
 @pytest.mark.parametrize("value", [None, 0, -1])
 def test_no_budget(value: int | None) -> None:
-    """Without one the cache takes what a step of the longest chunks can need."""
+    """Without a budget there is room for a step of the longest chunks; at 0 nothing is kept on."""
     config = make_config()
     config.cache_config.max_encoder_cache = value
-    batch = InputBatch(config, backend="numpy")
+    batch, encoder = InputBatch(config, backend="numpy"), Encoder()
     batch.init_share_inputs()
-    assert batch.vl.features.cache.capacity_rows == 8 * 64
+    cache = batch.vl.features.cache
+    assert cache.capacity_rows == 8 * 64
+    insert(batch, 1, 10, 6, media=media(("a-1", 2, 6)))
+    step(batch, encoder)
+    schedule(batch, 1, 6, 4)
+    step(batch, encoder)
+    assert_step(batch, {1: run("a-1", 6, 2, first=4)})
+    assert encoder.seen == ["a-1"], "it has a reader until its last row"
+    decode(batch, 1, 10)
+    insert(batch, 2, media=media(("a-1", 2, 6)))
+    step(batch, encoder)
+    assert_step(batch, {2: run("a-1", 2, 6)})
+    batch.remove(2)
+    assert len(cache.present()) == (value is None)
+    insert(batch, 3, media=media(("a-1", 2, 6)))
+    step(batch, encoder)
+    assert_step(batch, {3: run("a-1", 2, 6)})
+    assert len(encoder.seen) == (1 if value is None else 3)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_drafter_reads_past_the_chunk(steps: int) -> None:
+    """An image that starts where a chunk ends is encoded for the drafter, and stays until it read.
+
+    Module ``s`` of the draft model takes token ``i + s`` where the target takes token ``i``.
+    """
+    config = make_config()
+    config.speculative_config.num_model_steps = steps
+    batch, encoder = InputBatch(config, backend="numpy"), Encoder()
+    batch.init_share_inputs()
+    proposer = make_proposer(batch)
+    insert(batch, 3, 12, 4, media=media(("a-1", 4, 3)))
+    insert(batch, 1, 8, media=media(("b-2", 2, 6)))
+    step(batch, encoder)
+    assert encoder.seen == ["a-1", "b-2"]
+    assert_step(batch, {1: run("b-2", 2, 6)})
+
+    def drafted(shift: int) -> dict[int, list[tuple[int, int, int]]]:
+        found = proposer.draft_features(shift)
+        return {
+            batch_id: list(zip(f.places, f.positions, columns(f.features), strict=True))
+            for batch_id, f in found.items()
+        }
+
+    # tokens 0..3 are of 3, 4..11 of 1: place, token of the prompt, feature
+    assert drafted(1) == {
+        3: [(3, 4, 100)],
+        1: [(5, 2, 200), (6, 3, 201), (7, 4, 202), (8, 5, 203), (9, 6, 204), (10, 7, 205)],
+    }
+    if steps == 2:
+        assert drafted(2)[3] == [(2, 4, 100), (3, 5, 101)]
+    with pytest.raises(InvalidField, match=f"shift {steps + 1}; expected 0..{steps}"):
+        proposer.draft_features(steps + 1)
+    np.testing.assert_array_equal(proposer.positions(), batch.positions())
+
+    # chunk [4, 8) ends behind the image; the drafter still reads token 7 and before
+    schedule(batch, 3, 4, 4)
+    decode(batch, 1, 8)
+    step(batch, encoder)
+    assert_step(batch, {3: run("a-1", 4, 3)})
+    assert [token for _, token, _ in drafted(1)[3]] == [5, 6]
+    batch.remove(1)
+    with pytest.raises(StaleOrder, match="there is no step"):
+        proposer.draft_features()
+
+
+def test_without_drafts_nothing_is_read_ahead() -> None:
+    """A model without drafts encodes an image in the step that reaches it, not one before."""
+    config = make_config()
+    config.speculative_config.method = None
+    batch, encoder = InputBatch(config, backend="numpy"), Encoder()
+    batch.init_share_inputs()
+    insert(batch, 3, 12, 4, media=media(("a-1", 4, 3)))
+    step(batch, encoder)
+    assert encoder.seen == []
 
 
 def test_new_weights() -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from exposed import dtype_of, to_host
-from fault_batches import insert, make_batch
+from fault_batches import insert, make_batch, make_proposer
 
 from vlbatch import NumpyBackend
 from vlbatch.errors import InvalidField, StaleOrder
@@ -244,3 +244,39 @@ def test_outputs_of_an_earlier_step() -> None:
     reorder_split_prefill_and_decode(batch)
     got = recover_batch_index_for_output({"t": tokens}, rows, True, ["t"])
     assert got["t"] == [0, None, None, 30, None, 50]
+
+
+def test_buffers_of_another_request_of_the_same_id(backend: Any) -> None:
+    """A map knows a request from the next one of its id in its row; a plain dict knows ids only."""
+    batch = make_batch(backend)
+    for batch_id in (3, 1):
+        insert(batch, batch_id)
+    batch.condense()
+    rows = batch.index_to_batch_id
+    batch["sampled_token_ids"][0] = 33
+    batch.remove(3)
+    assert insert(batch, 3) == 0
+    assert batch.index_to_batch_id == rows == {0: 3, 1: 1}
+    with pytest.raises(StaleOrder, match="another target"):
+        make_proposer(batch).reorder_inputs(rows)
+    for output in (batch, make_proposer(batch)):
+        with pytest.raises(StaleOrder, match="before the next step"):
+            recover_batch_index_for_output(output, rows, True, ["prompt_lens"])
+
+    now = recover_batch_index_for_output(batch, batch.index_to_batch_id, True, ["prompt_lens"])
+    assert to_host(now["prompt_lens"])[:, 0].tolist() == [-1, 10, -1, 10]
+    recover_batch_index_for_output(batch, dict(rows), True, ["prompt_lens"])
+
+
+def test_a_map_reads_as_a_mapping() -> None:
+    """It compares, counts and prints as the dict that it was upstream, and cannot be written."""
+    batch = make_batch(NumpyBackend())
+    for batch_id in (3, 1, 4):
+        insert(batch, batch_id)
+    batch.remove(1)
+    rows = batch.index_to_batch_id
+    assert (dict(rows), len(rows), list(rows), 1 in rows) == ({0: 3, 2: 4}, 2, [0, 2], False)
+    assert rows.admissions.tolist() == [0, -1, 2]
+    assert repr(rows) == "RowMap({0: 3, 2: 4})"
+    with pytest.raises(ValueError, match="read-only"):
+        rows.admissions[0] = 5

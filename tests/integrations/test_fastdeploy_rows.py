@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -110,6 +111,16 @@ def test_fields_are_allocated_once() -> None:
     with pytest.raises(StaleOrder, match=r"use reset_share_inputs\(\)"):
         batch.init_share_inputs()
     assert batch.has(3)
+
+
+def test_fields_of_a_proposer_are_allocated_once() -> None:
+    """The proposer too: a second set would be filled beside the first."""
+    batch, proposer = filled(NumpyBackend(), 3)
+    drafts = proposer["draft_tokens"]
+    with pytest.raises(StaleOrder, match=r"use reset_share_inputs\(\)"):
+        proposer.init_share_inputs()
+    assert proposer["draft_tokens"] is drafts
+    batch.check()
 
 
 def test_a_proposer_needs_drafts() -> None:
@@ -264,31 +275,73 @@ def test_snapshots_of_the_map() -> None:
         first[0] = 9  # type: ignore[index]  # refusing this is the test
 
 
-def test_reset(backend: Any) -> None:
-    """A reset leaves what ``init_share_inputs`` made, followers included; then all starts anew."""
+def fresh_state(each: InputBatch | ProposerInputBatch) -> dict[str, object]:
+    """Every field and the kept scratch as plain data."""
+    names = [name for part in each._parts for name in part.registry]
+    found: dict[str, object] = {
+        name: each[name] if isinstance(each[name], list) else to_host(each[name]).tolist()
+        for name in names
+    }
+    return {**found, "substep": each.get("substep")}
+
+
+@pytest.mark.parametrize("idle", [True, False])
+@pytest.mark.parametrize("calls", ["target", "vl", "target, proposer", "proposer, target"])
+def test_reset(backend: Any, idle: bool, calls: str) -> None:
+    """A reset leaves what ``init_share_inputs`` made, in target and proposer, in any order.
+
+    Only a proposer whose target still has requests is not reset before it.
+    """
     batch, proposer = filled(backend, 3, 1, 7)
+    batch.condense()
+    if idle:
+        for batch_id in (3, 1, 7):
+            batch.remove(batch_id)
     for each in (batch, proposer):
         each["free_list"][0] = -5
         each["not_need_stop"][0] = True
     batch["seq_lens_kv"][3] = 4
-    batch.condense()
-    with pytest.raises(StaleOrder, match="reset it first"):
-        proposer.reset_model_inputs()
-    batch.reset_share_inputs()
-    proposer.reset_model_inputs()
+    batch["inject_token_ids"][0] = 77
+    batch.enable_pd_reorder = True
+    proposer["substep"] = 3
+    proposer["cu_next_token_offset"][2] = 9
+    for call in calls.split(", "):
+        if call == "proposer" and batch.core.num_reqs:
+            with pytest.raises(StaleOrder, match="reset it first"):
+                proposer.reset_model_inputs()
+        else:
+            {
+                "target": batch.reset_share_inputs,
+                "vl": batch.vl.reset,
+                "proposer": proposer.reset_model_inputs,
+            }[call]()
 
     fresh, fresh_proposer = filled(backend)
     for each, new in ((batch, fresh), (proposer, fresh_proposer)):
-        for part in new._parts:
-            for name in part.registry:
-                if isinstance(each[name], list):
-                    assert each[name] == new[name], name
-                else:
-                    np.testing.assert_array_equal(to_host(each[name]), to_host(new[name]), name)
+        assert fresh_state(each) == fresh_state(new)
+        assert not each.enable_pd_reorder
     assert batch.num_running_requests == 0
     insert(batch, 7)
     batch.condense()
     assert dict(batch.index_to_batch_id) == {0: 7}
+
+
+def test_reset_of_an_idle_proposer(backend: Any) -> None:
+    """Alone, it restores its own fields; those of the target, shared ones too, stay."""
+    batch, proposer = filled(backend, 3)
+    batch.preempt(3)
+    with pytest.raises(StaleOrder, match="reset it first"):
+        proposer.reset_model_inputs()
+    batch.remove(3)
+    proposer["free_list"][0] = -5
+    proposer["draft_tokens"][5] = 4
+    batch["eos_token_id"] = 9
+    proposer.reset_model_inputs()
+
+    assert hosted(proposer, "free_list").tolist() == hosted(batch, "free_list").tolist()
+    assert (hosted(proposer, "draft_tokens") == -1).all()
+    assert hosted(batch, "eos_token_id").tolist() == [[9]]
+    proposer.check()
 
 
 def test_preempt_and_resume(backend: Any) -> None:
@@ -319,6 +372,22 @@ def test_preempt_and_resume(backend: Any) -> None:
         batch.preempt(8)
 
 
+@pytest.mark.parametrize("computed", [10, 11, 13])
+def test_preempt_after_the_forward(backend: Any, computed: int) -> None:
+    """What the last step computed counts: prompt and outputs so far are known when it resumes."""
+    batch, _ = filled(backend, 3, 1)
+    if computed > 10:
+        decode(batch, 1, computed - 1)
+    batch.condense()
+    batch["seq_lens_decoder"][batch.get_index_by_batch_id(1)] = computed  # the forward is done
+    batch.preempt(1)
+    row = batch.resume(1)
+
+    assert hosted(batch, "prompt_lens")[row] == computed + 1, "the sampled token is known too"
+    assert hosted(batch, "seq_lens_decoder")[row] == 0
+    assert hosted(batch, "prompt_lens")[batch.get_index_by_batch_id(3)] == 10
+
+
 def test_remove_a_preempted_request() -> None:
     """A request may go for good while it is preempted."""
     batch, _ = filled(NumpyBackend(), 3, 1)
@@ -346,7 +415,55 @@ def test_contradicting_lengths() -> None:
     batch["prompt_lens"][0] = 0
     with pytest.raises(InvalidSchedule, match="request '3'"):
         process_reorder(batch, [Reordering], proposer)
+    batch["prompt_lens"][0] = 10
+    batch["seq_lens_encoder"][0], batch["seq_lens_this_time_buffer"][0] = 3, 0
+    with pytest.raises(InvalidSchedule, match=r"'3': .*_encoder 3 .*_this_time 0;") as caught:
+        process_reorder(batch, [Reordering], proposer)
+    assert "seq_lens_this_time_buffer[row]" in str(caught.value)
     assert_rows(batch, proposer, 3, 1)
+
+
+def test_a_refused_order_changes_nothing() -> None:
+    """A step that is refused neither turns the switch on, nor takes the counts that it came with.
+
+    The features of the step before are not shown as those of the refused one.
+    """
+    batch, proposer = filled(NumpyBackend(), 3, 1)
+    batch.condense()
+    assert batch.image_features is None
+    decode(batch, 1, 10)
+    batch["seq_lens_decoder"][0] = 4  # with 10 more tokens: beyond the prompt
+    with pytest.raises(InvalidSchedule, match="request '3': got 10 tokens"):
+        process_reorder(batch, [Reordering], proposer)
+    assert batch.get("enable_pd_reorder") is False
+    assert [batch.core.computed_of(name) for name in ("3", "1")] == [0, 0]
+    assert_rows(batch, proposer, 3, 1)
+    for name in ("image_features", "image_features_list", "order"):
+        with pytest.raises(StaleOrder, match="there is no step"):
+            getattr(batch, name)
+    batch["seq_lens_decoder"][0] = 0
+    process_reorder(batch, [Reordering], proposer)
+    assert batch.get("enable_pd_reorder") is True
+    assert_rows(batch, proposer, 1, 3)
+
+
+def test_the_core_may_be_called_directly() -> None:
+    """A step is over for the views, too, when the batch behind the names changes by itself."""
+    batch, _ = filled(NumpyBackend(), 3, 1)
+    changes: list[Callable[[], object]] = [
+        lambda: batch.core.swap_rows(0, 1),
+        lambda: batch.vl.remove("3"),
+        lambda: batch.vl.add("3", prompt_len=4),
+    ]
+    for change in changes:
+        batch.condense()
+        assert batch.image_features is None
+        change()
+        with pytest.raises(StaleOrder, match="there is no step"):
+            batch.image_features  # noqa: B018 (reading is the test)
+        for row, batch_id in batch.index_to_batch_id.items():
+            batch["prompt_lens"][row] = batch.core.known_tokens_of(str(batch_id))
+            batch["seq_lens_encoder"][row] = batch["seq_lens_this_time_buffer"][row] = 1
 
 
 def test_orders_outlive_their_step() -> None:

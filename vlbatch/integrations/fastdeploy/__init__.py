@@ -11,14 +11,17 @@ from vlbatch.integrations.fastdeploy.fields import FieldSizes, declare_fields
 from vlbatch.integrations.fastdeploy.input_batch import InputBatch
 from vlbatch.integrations.fastdeploy.items import items_of
 from vlbatch.integrations.fastdeploy.proposer import ProposerInputBatch
+from vlbatch.integrations.fastdeploy.recover import (
+    recover_batch_index_for_output,
+    recover_batch_index_for_sampler_output,
+)
 from vlbatch.integrations.fastdeploy.reorder import (
     ids_reorder_enabled,
     process_reorder,
-    recover_batch_index_for_output,
-    recover_batch_index_for_sampler_output,
     reorder_split_prefill_and_decode,
     reorder_split_prefill_and_decode_form_index_to_batch_id,
 )
+from vlbatch.integrations.fastdeploy.rows import RowMap
 
 __all__ = [
     "LAUNCH_BUFFERS",
@@ -26,6 +29,7 @@ __all__ = [
     "InputBatch",
     "ProposerInputBatch",
     "RequestFeatures",
+    "RowMap",
     "SharedInputs",
     "declare_fields",
     "ids_reorder_enabled",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 from vlbatch.batch.access import FieldAccess
-from vlbatch.errors import InvalidField, UnknownField
+from vlbatch.errors import InvalidField, InvalidSetting, StaleOrder, UnknownField
 from vlbatch.fields import Kind
 
 LAUNCH_BUFFERS = (
@@ -19,22 +19,6 @@ LAUNCH_BUFFERS = (
 """Buffers of the attention backend; the runner allocates them."""
 
 _REQUIRED = object()
-
-
-# Any: arrays of whatever library the backend has
-def check_lengths(value: object, buffer: Any) -> None:
-    """Refuse lengths that cannot be copied into the first rows of a buffer.
-
-    Raises:
-        InvalidField: an array of another library, or of another shape.
-    """
-    expected = type(buffer)
-    shape = tuple(value.shape) if isinstance(value, expected) else None
-    if shape is None or len(shape) != 1 or shape[0] > len(buffer):
-        raise InvalidField(
-            f"field 'seq_lens_this_time' got a {type(value).__name__} of shape {shape}; expected a"
-            f" {expected.__name__} with one axis of at most {len(buffer)}"
-        )
 
 
 class SharedInputs:
@@ -50,18 +34,38 @@ class SharedInputs:
     Any other name raises ``UnknownField`` (an ``AttributeError`` where it is read as an attribute).
 
     Args:
+        declared: names of the fields that ``_parts`` will hold.
         fixed: names of kept objects that captured graphs hold.
         kept: names of kept objects that may be assigned again and again.
+
+    Raises:
+        InvalidSetting: a name to keep is something else already.
     """
 
     _views: tuple[str, ...] = ()
-    _writable_views: tuple[str, ...] = ()
 
-    def __init__(self, fixed: Iterable[str], kept: Iterable[str] = ()) -> None:
+    def __init__(
+        self, declared: Collection[str], fixed: Iterable[str], kept: Iterable[str] = ()
+    ) -> None:
         # Any: arrays of whatever library the backend has
         self._parts: tuple[FieldAccess[Any], ...] = ()
         self._fixed = frozenset(fixed)
-        self._kept: dict[str, object] = dict.fromkeys([*self._fixed, *kept])
+        names = [kept] if isinstance(kept, str) else list(kept)
+        taken = [
+            name
+            for name in names
+            if not isinstance(name, str)
+            or not name.isidentifier()
+            or name.startswith("_")
+            or name in {*declared, *self._fixed}
+            or hasattr(type(self), name)
+        ]
+        if taken:
+            raise InvalidSetting(
+                f"got {taken}; expected names that are no field, view or method here",
+                setting="kept",
+            )
+        self._kept: dict[str, object] = dict.fromkeys([*self._fixed, *names])
 
     # Any: a tensor, a list, a number, by name
     def __getitem__(self, name: str) -> Any:
@@ -122,9 +126,16 @@ class SharedInputs:
             return False
         if self._part_of(name) is not None:
             return True
-        if name in self._views:
-            return bool(self._parts) and self[name] is not None
+        if name in self._views and self._parts:
+            return self._shows(name)
         return self._kept.get(name) is not None
+
+    def _shows(self, name: str) -> bool:
+        """Whether a view has something to show; between two steps some have not."""
+        try:
+            return getattr(self, name) is not None
+        except StaleOrder:
+            return False
 
     def pop(self, name: str, default: object = _REQUIRED) -> object:
         """Give up a kept object, so that another can be assigned.
@@ -169,7 +180,7 @@ class SharedInputs:
             return self._objects(part.objects(name), name, value)
         if part is not None:
             return part.prepare(name, value)
-        if name in self._writable_views and self._parts:
+        if name in self._views and self._parts and getattr(type(self), name).fset:
             self._check_view(name, value)
             return partial(object.__setattr__, self, name, value)
         if name in self._views:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from numbers import Integral
-from typing import Any, TypeVar, cast
+from dataclasses import replace
+from math import isfinite
+from numbers import Real
+from typing import Any
+
+import numpy as np
 
 from vlbatch.backends import Backend, make_backend
 from vlbatch.errors import InvalidSetting
 from vlbatch.integrations.fastdeploy.fields import FieldSizes
-
-T = TypeVar("T")
 
 FAMILIES = {
     "qwen3_vl": "qwen3_vl", "qwen2_5_vl": "qwen2_5_vl", "qwen2_vl": "qwen2_vl",
@@ -19,65 +21,123 @@ FAMILIES = {
 }  # fmt: skip
 """Part of ``model_config.model_type`` -> rules of rotary positions."""
 
+_COUNTS = {
+    "block_size": "cache_config.block_size",
+    "max_stop_seqs": "model_config.max_stop_seqs_num",
+    "stop_seqs_max_len": "model_config.stop_seqs_max_len",
+    "eos_tokens_lens": "model_config.eos_tokens_lens",
+}
+_NUMBERS = ("top_p", "temperature", "penalty_score", "frequency_score", "presence_score")
 
-def setting(fd_config: object, path: str, default: T) -> T:
-    """Read one setting, by the names of its sections and its own.
 
-    Args:
-        fd_config: the whole configuration.
-        path: such as ``"model_config.vocab_size"``.
-        default: where a name is missing or its value is ``None``.
-    """
-    found = fd_config
+# -- one setting -----------------------------------------------------------------------------------
+def look_up(fd_config: object, path: str) -> object:
+    """Read one setting by the names of its sections and its own; ``None`` if it is not there."""
+    found: object = fd_config
     for name in path.split("."):
         found = found.get(name) if isinstance(found, Mapping) else getattr(found, name, None)
-        if found is None:
-            return default
-    return cast("T", found)
+    return found
 
 
-def required(fd_config: object, path: str, default: int | None = None) -> int:
-    """Read one setting that must be a positive integer.
+def integer(
+    fd_config: object, path: str, default: int | None = None, *, least: int | None = 1
+) -> int:
+    """Read an integer of at least ``least``.
 
     Raises:
-        InvalidSetting: missing without a default, or no positive integer.
+        InvalidSetting: missing without a default, no integer, or less.
     """
-    found: object = setting(fd_config, path, default)
-    if isinstance(found, bool) or not isinstance(found, Integral) or found < 1:
-        raise InvalidSetting(f"got {found!r}; expected a positive integer", setting=path)
-    return int(found)
+    found = look_up(fd_config, path)
+    found = default if found is None else found
+    if isinstance(found, int | np.integer) and not isinstance(found, bool):
+        value = int(found)
+        if least is None or value >= least:
+            return value
+    expected = {1: "a positive integer", None: "an integer"}.get(
+        least, f"an integer of at least {least}"
+    )
+    raise InvalidSetting(f"got {found!r}; expected {expected}", setting=path)
 
 
+def number(fd_config: object, path: str, default: float) -> float:
+    """Read a number; raises ``InvalidSetting`` for anything else, and for infinity and NaN."""
+    found = look_up(fd_config, path)
+    found = default if found is None else found
+    if isinstance(found, bool) or not isinstance(found, Real) or not isfinite(found):
+        raise InvalidSetting(f"got {found!r}; expected a number", setting=path)
+    return float(found)
+
+
+def flag(fd_config: object, path: str) -> bool:
+    """Read a switch that is off where it is missing; raises ``InvalidSetting`` for no bool."""
+    found = look_up(fd_config, path)
+    if found is not None and not isinstance(found, bool | np.bool_):
+        raise InvalidSetting(f"got {found!r}; expected True or False", setting=path)
+    return bool(found)
+
+
+def text(fd_config: object, path: str) -> str:
+    """Read a name that is empty where it is missing; raises ``InvalidSetting`` for no text."""
+    found = look_up(fd_config, path)
+    if not isinstance(found, str | None):
+        raise InvalidSetting(f"got {found!r}; expected text", setting=path)
+    return found or ""
+
+
+# -- what several settings say ---------------------------------------------------------------------
 def num_draft_tokens(fd_config: object) -> int:
     """Drafts of a decode: 0 without a speculative method."""
-    if not setting(fd_config, "speculative_config.method", ""):
+    if not look_up(fd_config, "speculative_config.method"):
         return 0
-    return required(fd_config, "speculative_config.num_speculative_tokens")
+    return integer(fd_config, "speculative_config.num_speculative_tokens")
+
+
+def num_model_steps(fd_config: object) -> int:
+    """Modules of the draft model, each of which reads one token further ahead."""
+    return integer(fd_config, "speculative_config.num_model_steps", 1)
+
+
+def lookahead(fd_config: object) -> int:
+    """Tokens past a chunk that a drafter reads: 0 without one."""
+    return num_model_steps(fd_config) if num_draft_tokens(fd_config) else 0
 
 
 def max_chunk_tokens(fd_config: object) -> int:
     """Most tokens of one request in one step: chunks of prompts with media may be of any length."""
-    longest = required(fd_config, "model_config.max_model_len")
-    if setting(fd_config, "model_config.enable_mm", False):
+    longest = integer(fd_config, "model_config.max_model_len")
+    if flag(fd_config, "model_config.enable_mm"):
         return longest
-    return min(required(fd_config, "scheduler_config.max_num_batched_tokens", longest), longest)
+    return min(integer(fd_config, "scheduler_config.max_num_batched_tokens", longest), longest)
 
 
 def hidden_tokens(fd_config: object, sizes: FieldSizes) -> int:
     """Most tokens of a step, as the configuration has it."""
-    most = required(fd_config, "scheduler_config.max_num_batched_tokens", sizes.max_tokens)
+    most = integer(fd_config, "scheduler_config.max_num_batched_tokens", sizes.max_tokens)
     drafts = sizes.max_num_seqs * (sizes.num_draft_tokens + 1)
-    return most + setting(fd_config, "scheduler_config.max_extra_num_batched_tokens", drafts)
+    path = "scheduler_config.max_extra_num_batched_tokens"
+    return most + integer(fd_config, path, drafts, least=0)
 
 
-def cache_rows(fd_config: object) -> int:
-    """Budget of the encoder cache in feature rows, 0 where none is set."""
-    return max(setting(fd_config, "cache_config.max_encoder_cache", 0), 0)
+def cache_budget(fd_config: object, sizes: FieldSizes) -> tuple[int, bool]:
+    """Feature rows of the encoder cache, and whether it keeps what no request needs now.
+
+    ``cache_config.max_encoder_cache``; without a positive one as many rows as a step of full
+    chunks can need, and at 0 or less none is kept after its last reader.
+    """
+    rows = integer(fd_config, "cache_config.max_encoder_cache", sizes.max_tokens, least=None)
+    return (rows, True) if rows > 0 else (sizes.max_tokens, False)
 
 
 def inject_tokens(fd_config: object) -> list[int]:
     """Tokens that end a thought which is too long; at least one, -1 for none."""
-    return list(setting(fd_config, "model_config.think_truncate_prompt_ids", [])) or [-1]
+    path = "model_config.think_truncate_prompt_ids"
+    found = look_up(fd_config, path)
+    found = [] if found is None else found
+    if not isinstance(found, list | tuple) or not all(
+        isinstance(t, int | np.integer) for t in found
+    ):
+        raise InvalidSetting(f"got {found!r}; expected a list of token ids", setting=path)
+    return [int(token) for token in found] or [-1]
 
 
 def read_family(fd_config: object) -> str:
@@ -86,9 +146,9 @@ def read_family(fd_config: object) -> str:
     Raises:
         InvalidSetting: a multimodal model of a type that is not known here.
     """
-    if not setting(fd_config, "model_config.enable_mm", False):
+    if not flag(fd_config, "model_config.enable_mm"):
         return "1d"
-    model_type = setting(fd_config, "model_config.model_type", "")
+    model_type = text(fd_config, "model_config.model_type")
     for part, family in FAMILIES.items():
         if part in model_type:
             return family
@@ -109,43 +169,60 @@ def read_sizes(fd_config: object, *, rope_table: bool) -> FieldSizes:
     Raises:
         InvalidSetting: one that is needed is missing or impossible.
     """
-
-    def model(name: str, default: T) -> T:
-        return setting(fd_config, f"model_config.{name}", default)
-
-    longest = required(fd_config, "model_config.max_model_len")
-    multimodal = model("enable_mm", False)
-    return FieldSizes(
-        max_num_seqs=required(fd_config, "scheduler_config.max_num_seqs"),
+    longest = integer(fd_config, "model_config.max_model_len")
+    multimodal = flag(fd_config, "model_config.enable_mm")
+    sizes = FieldSizes(
+        max_num_seqs=integer(fd_config, "scheduler_config.max_num_seqs"),
         max_model_len=longest,
         max_chunk_tokens=max_chunk_tokens(fd_config),
-        vocab_size=required(fd_config, "model_config.vocab_size"),
-        block_size=required(fd_config, "cache_config.block_size", 64),
-        enc_dec_block_num=setting(fd_config, "cache_config.enc_dec_block_num", 2),
+        vocab_size=integer(fd_config, "model_config.vocab_size"),
         num_draft_tokens=num_draft_tokens(fd_config),
-        max_stop_seqs=required(fd_config, "model_config.max_stop_seqs_num", 5),
-        stop_seqs_max_len=required(fd_config, "model_config.stop_seqs_max_len", 8),
         num_inject_tokens=len(inject_tokens(fd_config)),
-        num_blocks=len(free_blocks(fd_config)) or 1,
+        num_blocks=len(free_blocks(fd_config)),
         multimodal=multimodal,
         heavy_residency="rows",
         whole_rows=True,
-        eos_tokens_lens=required(fd_config, "model_config.eos_tokens_lens", 1),
         rope_table=_rope_shape(fd_config, longest) if rope_table and multimodal else None,
-        pad_token_id=model("pad_token_id", 0),
-        top_p=model("top_p", 0.7),
-        temperature=model("temperature", 0.95),
-        min_length=model("min_length", 1),
-        penalty_score=model("penalty_score", 1.0),
-        frequency_score=model("frequency_score", 0.0),
-        presence_score=model("presence_score", 0.0),
     )
+    return replace(sizes, **_given(fd_config))
+
+
+# Any: integers and numbers, by the field of FieldSizes
+def _given(fd_config: object) -> dict[str, Any]:
+    """Optional settings that the configuration has."""
+    found: dict[str, Any] = {
+        name: integer(fd_config, path)
+        for name, path in _COUNTS.items()
+        if look_up(fd_config, path) is not None
+    }
+    for name, path, least in (
+        ("enc_dec_block_num", "cache_config.enc_dec_block_num", 0),
+        ("min_length", "model_config.min_length", 0),
+        ("pad_token_id", "model_config.pad_token_id", None),
+    ):
+        if look_up(fd_config, path) is not None:
+            found[name] = integer(fd_config, path, least=least)
+    for name in _NUMBERS:
+        if look_up(fd_config, f"model_config.{name}") is not None:
+            found[name] = number(fd_config, f"model_config.{name}", 0)
+    return found
 
 
 def free_blocks(fd_config: object) -> list[int]:
-    """KV blocks of ``free_list``: descending ids of those that no one reserved."""
-    num_blocks = setting(fd_config, "cache_config.total_block_num", 1024)
-    first = int(num_blocks * setting(fd_config, "cache_config.kv_cache_ratio", 0.75))
+    """KV blocks of ``free_list``: descending ids of those that no one reserved.
+
+    Raises:
+        InvalidSetting: no number of blocks, or none of them is free.
+    """
+    num_blocks = integer(fd_config, "cache_config.total_block_num")
+    ratio = number(fd_config, "cache_config.kv_cache_ratio", 0.75)
+    first = int(num_blocks * ratio)
+    if not 0 <= first < num_blocks:
+        raise InvalidSetting(
+            f"got {ratio}, which leaves none of {num_blocks} KV blocks free; expected 0 or more,"
+            " and less than 1",
+            setting="cache_config.kv_cache_ratio",
+        )
     return list(range(num_blocks - 1, first - 1, -1))
 
 
@@ -164,7 +241,7 @@ def paddle_backend() -> Backend[Any, Any]:
 
 def _rope_shape(fd_config: object, max_model_len: int) -> tuple[int, ...]:
     """Table of one request: all of the head for rotations by halves, else half of it."""
-    head_dim = required(fd_config, "model_config.head_dim")
-    model_type = setting(fd_config, "model_config.model_type", "")
+    head_dim = integer(fd_config, "model_config.head_dim")
+    model_type = text(fd_config, "model_config.model_type")
     by_halves = "qwen" in model_type or "paddleocr" in model_type
     return 2, 1, max_model_len, 1, head_dim if by_halves else head_dim // 2

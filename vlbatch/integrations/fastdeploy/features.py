@@ -7,29 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlbatch.backends.arrays import join_arrays
-from vlbatch.cache import Features
-from vlbatch.features import EncodeTask, FeatureInputs
+from vlbatch.features import FeatureInputs
 from vlbatch.items import IntArray
 from vlbatch.order import BatchOrder
-from vlbatch.step import Encoder
-
-
-def copying(extract: Encoder) -> Encoder:
-    """Encode into arrays of their own: a graph's next replay overwrites what it gave before."""
-
-    def encode(tasks: Sequence[EncodeTask]) -> list[Features]:
-        return [
-            tuple(map(_copy, levels)) if isinstance(levels, tuple) else levels
-            for levels in extract(tasks)
-        ]
-
-    return encode
-
-
-# Any: an array of whatever library the encoder uses
-def _copy(array: Any) -> Any:
-    copy = getattr(array, "clone", None) or getattr(array, "copy", None)
-    return array if copy is None else copy()  # what is no array is refused by the store
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,8 +17,8 @@ class RequestFeatures:
     """What one request's chunk takes in a step.
 
     Attributes:
-        features: ``[n, hidden]`` rows, in order of the prompt.
-        positions: int64 ``[n]`` tokens of the prompt that take them.
+        features: ``[n, hidden]`` rows, in order of the prompt; images and videos alike.
+        positions: int64 ``[n]`` tokens of the prompt whose embeddings they are.
         places: int64 ``[n]`` tokens of the flattened step that take them.
     """
 
@@ -48,28 +28,31 @@ class RequestFeatures:
     places: IntArray
 
 
+def by_request(
+    order: BatchOrder, inputs: FeatureInputs, shift: int = 0
+) -> dict[str, RequestFeatures]:
+    """Each request's features of a step, in row order; ``shift`` as they were gathered with."""
+    return {
+        req_id: RequestFeatures(
+            join_arrays(part.arrays()), order.token_indices[part.tokens] + shift, part.tokens
+        )
+        for req_id, part in inputs.by_request().items()
+    }
+
+
+@dataclass(slots=True, eq=False)
 class StepFeatures:
     """Order of a step, and its features until they are consumed.
 
-    Args:
+    Attributes:
         order: of the step.
-        inputs: what was gathered for it.
+        admissions: who was in which row; see ``RowMap``.
+        by_request: req_id -> features, in row order.
     """
 
-    def __init__(self, order: BatchOrder, inputs: FeatureInputs) -> None:
-        self.order = order
-        arrays = inputs.arrays()
-        parts: dict[str, list[Any]] = {}
-        for segment, array in zip(inputs.segments, arrays, strict=True):
-            parts.setdefault(segment.req_id, []).append(array)
-        tokens = order.token_indices[inputs.tokens]
-        rows = order.row_of_token[inputs.tokens]
-        self.by_request: dict[str, RequestFeatures] = {}
-        for req_id, found in parts.items():
-            own = rows == order.row_of(req_id)
-            self.by_request[req_id] = RequestFeatures(
-                join_arrays(found), tokens[own], inputs.tokens[own]
-            )
+    order: BatchOrder
+    admissions: IntArray
+    by_request: dict[str, RequestFeatures]
 
     # Any: see RequestFeatures
     def whole(self) -> Any:
@@ -84,7 +67,3 @@ class StepFeatures:
             if req_id in self.by_request:
                 out[row] = self.by_request[req_id].features
         return out
-
-    def clear(self) -> None:
-        """Drop everything."""
-        self.by_request.clear()

@@ -1,4 +1,4 @@
-"""FastDeploy's batch fields as declarations: names, shapes, types and defaults, nothing else.
+"""FastDeploy's batch fields as declarations: names, shapes, types, defaults and places.
 
 Facts of the upstream's ``InputBatch`` (several public commits). What differs on purpose
 - Fields that only look per-row there are declared as what they hold: cumulative offsets and
@@ -45,7 +45,7 @@ class FieldSizes:
         num_draft_tokens: k of speculative decoding, 0 without.
         max_stop_seqs: stop sequences of a request.
         stop_seqs_max_len: tokens of a stop sequence.
-        num_blocks: KV blocks of the engine.
+        num_blocks: KV blocks of the engine that are free at the start.
         multimodal: declare the fields of vision-language models too.
         heavy_residency: where wide fields and Python objects are; ``"rows"`` is in batch order, as
             upstream.
@@ -218,12 +218,11 @@ def _text(s: FieldSizes) -> list[Field]:
 HOST_FIELDS = frozenset(
     {
         "sampled_token_ids", "seq_lens_this_time_cpu", "is_block_step_cpu", "is_chunk_step",
-        "not_need_stop", "preempted_idx", "last_preempted_idx", "input_ids_cpu",
+        "not_need_stop", "preempted_idx", "last_preempted_idx", "input_ids_cpu", "input_ids_len",
         "seq_lens_decoder_cpu", "prompt_lens_cpu", "accept_tokens_cpu", "accept_num_cpu",
-        "top_k_list", "min_p_list", "req_ids", "entropy_list", "logits_processors_args",
     }
 )  # fmt: skip
-"""Fields that are in host memory even where the others are on a device."""
+"""Arrays, of the target and of the draft model, that stay in host memory beside a device."""
 
 
 def _speculative(s: FieldSizes) -> list[Field]:

@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vlbatch.backends import Backend, make_backend
 from vlbatch.batch import InputBatch as CoreBatch
-from vlbatch.batch import ProposerInputBatch as CoreFollower
-from vlbatch.batch import own
 from vlbatch.cache import EncoderCache
 from vlbatch.errors import StaleOrder
 from vlbatch.features import FeatureSpec, FeatureStore
-from vlbatch.integrations.fastdeploy.access import LAUNCH_BUFFERS, check_lengths
+from vlbatch.integrations.fastdeploy.access import LAUNCH_BUFFERS
 from vlbatch.integrations.fastdeploy.config import (
-    cache_rows,
+    cache_budget,
     free_blocks,
     inject_tokens,
+    integer,
+    look_up,
+    lookahead,
+    number,
     paddle_backend,
     read_family,
     read_sizes,
-    setting,
 )
-from vlbatch.integrations.fastdeploy.features import StepFeatures
-from vlbatch.integrations.fastdeploy.fields import HOST_FIELDS, FieldSizes, declare_fields
-from vlbatch.integrations.fastdeploy.views import FeatureViews, name_of
+from vlbatch.integrations.fastdeploy.features import StepFeatures, by_request
+from vlbatch.integrations.fastdeploy.fields import FieldSizes, declare_fields
+from vlbatch.integrations.fastdeploy.followers import AfterReset, host_part, split_by_place
+from vlbatch.integrations.fastdeploy.media import StepViews
+from vlbatch.integrations.fastdeploy.rows import name_of
 from vlbatch.items import Item
 from vlbatch.order import OrderPolicy
+from vlbatch.positions import family_of
 from vlbatch.step import VLBatch
 
 REASONING_ALLOWED_TOKENS = (100973, 100975)
 """Of the upstream's model: a tool call, or the response."""
 
 
-class InputBatch(FeatureViews):
+class InputBatch(StepViews):
     """The running batch of a FastDeploy runner.
 
     A request is named by its slot id of the engine's scheduler (``batch_id``). Its row is what
@@ -44,13 +47,14 @@ class InputBatch(FeatureViews):
     Args:
         fd_config: FastDeploy's configuration, or a namespace with the same sections and names.
         backend: where fields live; ``None`` for Paddle's current place.
+        host_backend: where fields are that stay in host memory beside a device; needed with a
+            device backend that is not one of ``vlbatch.backends``.
         family: rules of rotary positions; ``None`` for those of ``model_config.model_type``, or
             one-dimensional ones where ``model_config.enable_mm`` is off.
         rope_table: declare ``rope_emb``, a rotary table a request, for multimodal kernels that
             read it; without it positions come from ``positions`` alone.
-        encoder_cache_rows: budget of the encoder cache; ``None`` for
-            ``cache_config.max_encoder_cache``, where that is not above 0 for as many as a step
-            of full chunks can need.
+        encoder_cache_rows: feature rows of the encoder cache, kept until their space is needed;
+            ``None`` for ``cache_config.max_encoder_cache``: see ``config.cache_budget``.
         spec: what features must look like; ``None``: ``model_config.hidden_size`` columns.
         kept: names of further objects that the runner stores here.
 
@@ -58,20 +62,13 @@ class InputBatch(FeatureViews):
         InvalidSetting: ``fd_config`` lacks a setting, or has an impossible one.
     """
 
-    _views = (
-        "seq_lens_this_time", "image_features", "image_features_list", "index_to_batch_id",
-        "num_running_requests", "running_requests_ids", "enable_pd_reorder",
-    )  # fmt: skip
-    _writable_views = (
-        "seq_lens_this_time", "image_features", "image_features_list", "enable_pd_reorder",
-    )  # fmt: skip
-
     # Any: the array type is the backend's own business
     def __init__(
         self,
         fd_config: object,
         *,
         backend: Backend[Any, Any] | str | None = None,
+        host_backend: Backend[Any, Any] | str | None = None,
         family: str | None = None,
         rope_table: bool = True,
         encoder_cache_rows: int | None = None,
@@ -79,21 +76,38 @@ class InputBatch(FeatureViews):
         kept: Iterable[str] = (),
     ) -> None:
         sizes = read_sizes(fd_config, rope_table=rope_table)
+        fields = declare_fields(sizes)
         own_rope = () if sizes.rope_table else ("rope_emb",)
         super().__init__(
+            {field.name for field in fields},
             [*LAUNCH_BUFFERS, "caches", *own_rope],
-            ["logits_processors", *kept],
+            kept,
             sizes.max_num_seqs,
         )
+        self._kept["logits_processors"] = None
         self._fd_config = fd_config
         self._sizes = sizes
-        self._family = family or read_family(fd_config)
-        self._cache_rows = cache_rows(fd_config) or sizes.max_tokens
+        self._fields = fields
+        self._family = read_family(fd_config) if family is None else family
+        family_of(self._family)  # refuses an unknown one
+        self._blocks = free_blocks(fd_config)
+        self._inject_tokens = inject_tokens(fd_config)
+        self._tokens_per_second = number(
+            fd_config, "model_config.vision_config.tokens_per_second", 2.0
+        )
+        self._lookahead = lookahead(fd_config)
+        self._budget = cache_budget(fd_config, sizes)
         if encoder_cache_rows is not None:
-            self._cache_rows = encoder_cache_rows
-        hidden_size: int | None = setting(fd_config, "model_config.hidden_size", None)
-        self._spec = spec or FeatureSpec(hidden_size=hidden_size)
+            given = {"encoder_cache_rows": encoder_cache_rows}
+            self._budget = integer(given, "encoder_cache_rows"), True
+        path = "model_config.hidden_size"
+        width = None if look_up(fd_config, path) is None else integer(fd_config, path)
+        self._spec = spec or FeatureSpec(hidden_size=width)
         self._backend = make_backend(backend) if isinstance(backend, str) else backend
+        self._host_backend = (
+            make_backend(host_backend) if isinstance(host_backend, str) else host_backend
+        )
+        self._made: Backend[Any, Any] | None = None  # by ``init_share_inputs``
         self._enable_pd_reorder = False
 
     def init_share_inputs(self) -> None:
@@ -101,61 +115,73 @@ class InputBatch(FeatureViews):
 
         Raises:
             MissingDependency: Paddle is not installed and no other backend was given.
+            InvalidSetting: the backend is a device's, and needs a ``host_backend``.
             StaleOrder: it was called before.
         """
         if self._parts:
             raise StaleOrder("allocated already, and addresses stay: use reset_share_inputs()")
         sizes = self._sizes
         backend = self._backend or paddle_backend()
-        fields = declare_fields(sizes)
-        pinned = [] if backend.on_host else [f for f in fields if f.name in HOST_FIELDS]
+        fields, pinned = split_by_place(self._fields, backend)
         core: CoreBatch[Any] = CoreBatch(
-            [f for f in fields if f not in pinned],
+            fields,
             backend=backend,
             capacity=sizes.max_num_seqs,
             max_model_len=sizes.max_model_len,
             num_drafts=sizes.num_draft_tokens,
             policy="two",
         )
-        on_host = make_backend(backend.name.removesuffix("-tensor"))
-        host = CoreFollower(core, [own(field) for field in pinned], backend=on_host)
-        self._made, self._parts = backend, (core, host)
-        cache = EncoderCache(max_rows=self._cache_rows)
-        self._vl = VLBatch(
-            core,
-            FeatureStore(cache, spec=self._spec),
-            family=self._family,
-            tokens_per_second=setting(
-                self._fd_config, "model_config.vision_config.tokens_per_second", 2.0
-            ),
+        parts = (core, *host_part(core, pinned, backend, self._host_backend))
+        max_rows, retain = self._budget
+        features = FeatureStore(
+            EncoderCache(max_rows=max_rows, retain=retain),
+            lookahead=self._lookahead,
+            spec=self._spec,
+            copy_features=True,
         )
-        self._write_constants()
+        vl = VLBatch(core, features, family=self._family, tokens_per_second=self._tokens_per_second)
+        core.register_follower(AfterReset(self._restore))
+        self._made, self._parts, self._vl = backend, parts, vl
+        self._restore()
 
-    def _write_constants(self) -> None:
-        """Give the fields of the whole batch what they hold before the first request."""
-        blocks = free_blocks(self._fd_config)
-        self["free_list"] = blocks or -1
-        self["free_list_len"] = len(blocks)
+    def _restore(self) -> None:
+        """Give what is not per request what it holds before the first one."""
+        self["free_list"] = self._blocks
+        self["free_list_len"] = len(self._blocks)
         self["reasoning_allowed_tokens"] = list(REASONING_ALLOWED_TOKENS)
-        self["inject_token_ids"] = [[token] for token in inject_tokens(self._fd_config)]
+        self["inject_token_ids"] = [[token] for token in self._inject_tokens]
+        self._step = None
+        self._failed.clear()
+        self._enable_pd_reorder = False
 
     def reset_share_inputs(self) -> None:
         """Drop every request and set every field to what ``init_share_inputs`` gave it, in place.
 
         Followers (a proposer) are reset with it; the encoder cache keeps its features.
+
+        Raises:
+            StaleOrder: before ``init_share_inputs``.
         """
-        self._vl.reset()
-        self._features = None
-        self._failed.clear()
-        self._enable_pd_reorder = False
-        self._write_constants()
+        self.vl.reset()
 
     # -- the core ----------------------------------------------------------------------------
     # Any: see __init__
     @property
     def backend(self) -> Backend[Any, Any]:
-        """Where fields live."""
+        """Where fields live.
+
+        Raises:
+            StaleOrder: before ``init_share_inputs``.
+        """
+        if self._made is None:
+            raise StaleOrder("nothing is allocated yet: call init_share_inputs() first")
         return self._made
+
+    # Any: see __init__
+    @property
+    def host_backend(self) -> Backend[Any, Any] | None:
+        """Where fields are that stay in host memory, as it was given."""
+        return self._host_backend
 
     @property
     def sizes(self) -> FieldSizes:
@@ -196,11 +222,10 @@ class InputBatch(FeatureViews):
         """
         name = name_of(batch_id)
         fields = {"prompt_lens": prompt_len, "seq_lens_decoder": computed}
-        self._vl.add(
+        self.vl.add(
             name, prompt_len=prompt_len, items=items, computed=computed, fields=fields,
             adapter=adapter,
         )  # fmt: skip
-        self._features = None
         return self.core.row_of(name)
 
     def remove(self, batch_id: int) -> None:
@@ -209,17 +234,21 @@ class InputBatch(FeatureViews):
         Raises:
             UnknownRequest: not in the batch, nor preempted.
         """
-        self._vl.remove(name_of(batch_id))
-        self._features = None
+        self.vl.remove(name_of(batch_id))
 
     def preempt(self, batch_id: int) -> None:
         """Free the row of a request that will come back by ``resume``.
 
+        Its fields are read first: call it before they are cleared by hand.
+
         Raises:
             UnknownRequest: not in the batch.
+            InvalidSchedule: ``prompt_lens`` or ``seq_lens_decoder`` of a request is impossible.
         """
-        self._vl.preempt(name_of(batch_id))
-        self._features = None
+        name = name_of(batch_id)
+        self.core.row_of(name)
+        self.vl.set_progress(*self._counts())
+        self.vl.preempt(name)
 
     def resume(self, batch_id: int, *, computed: int = 0) -> int:
         """Give a preempted request a row again, with its fields but its block table.
@@ -231,11 +260,10 @@ class InputBatch(FeatureViews):
             VlbatchError: see ``VLBatch.resume``.
         """
         name = name_of(batch_id)
-        self._vl.resume(name, computed=computed)
+        self.vl.resume(name, computed=computed)
         row = self.core.row_of(name)
         self.core.write(name, "prompt_lens", self.core.known_tokens_of(name))
         self.core.write(name, "seq_lens_decoder", computed)
-        self._features = None
         return row
 
     def get_index_by_batch_id(self, batch_id: int) -> int:
@@ -249,22 +277,6 @@ class InputBatch(FeatureViews):
     def has(self, batch_id: int) -> bool:
         """Whether the request has a row."""
         return self.core.is_live(name_of(batch_id))
-
-    @property
-    def index_to_batch_id(self) -> Mapping[int, int]:
-        """Row -> batch_id as of now: a snapshot that later moves do not change."""
-        rows = enumerate(self.core.rows)
-        return MappingProxyType({row: int(name) for row, name in rows if name is not None})
-
-    @property
-    def num_running_requests(self) -> int:
-        """Rows in use: requests, and holes until the next ``condense``."""
-        return len(self.core.rows)
-
-    @property
-    def running_requests_ids(self) -> range:
-        """Rows in use."""
-        return range(self.num_running_requests)
 
     # -- rows --------------------------------------------------------------------------------
     @property
@@ -283,7 +295,6 @@ class InputBatch(FeatureViews):
             UnknownRequest: a row that is not in use.
         """
         self.core.swap_rows(i1, i2)
-        self._features = None
 
     def condense(self) -> None:
         """Close the holes of requests that left; the others keep their order.
@@ -307,35 +318,17 @@ class InputBatch(FeatureViews):
             InvalidSchedule: ``prompt_lens``, ``seq_lens_decoder``, ``seq_lens_encoder`` and
                 ``seq_lens_this_time_buffer`` of a request contradict each other.
         """
-        step = self._vl.begin(self._scheduled())
+        step = self._begin()
         self._note_failed(step)
         if step.tasks:
-            self._vl.abandon(step)
+            self.vl.abandon(step)
             missing = [task.reference.req_id for task in step.tasks]
             raise StaleOrder(
                 f"features of requests {missing} are not encoded: call process_mm_features first"
             )
-        order = self._vl.arrange(step, policy=policy, stable=policy == "arrival")
-        self._features = StepFeatures(order, self._vl.gather(order))
-
-    # -- views -------------------------------------------------------------------------------
-    # Any: an array of the backend
-    @property
-    def seq_lens_this_time(self) -> Any:
-        """The first ``num_running_requests`` entries of ``seq_lens_this_time_buffer``."""
-        return self["seq_lens_this_time_buffer"][: self.num_running_requests]
-
-    @seq_lens_this_time.setter
-    def seq_lens_this_time(self, value: Any) -> None:  # Any: as above
-        """Copy into the buffer; a view of it is there already."""
-        self._check_view("seq_lens_this_time", value)
-        self["seq_lens_this_time_buffer"][: len(value)] = value
-
-    def _check_view(self, name: str, value: object) -> None:
-        if name == "seq_lens_this_time":
-            check_lengths(value, self["seq_lens_this_time_buffer"])
-        else:
-            super()._check_view(name, value)
+        order = self.vl.arrange(step, policy=policy, stable=policy == "arrival")
+        found = by_request(order, self.vl.gather(order))
+        self._step = StepFeatures(order, self.core.row_admissions, found)
 
     def check(self) -> None:
         """Verify every invariant of the batch.
@@ -343,4 +336,4 @@ class InputBatch(FeatureViews):
         Raises:
             InvariantBroken: naming what is broken.
         """
-        self._vl.check()
+        self.vl.check()

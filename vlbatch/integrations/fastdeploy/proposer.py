@@ -5,15 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from vlbatch.batch import InputBatch as CoreBatch
 from vlbatch.batch import ProposerInputBatch as CoreFollower
+from vlbatch.batch import own
 from vlbatch.errors import InvalidSetting, StaleOrder
-from vlbatch.integrations.fastdeploy.access import LAUNCH_BUFFERS, SharedInputs, check_lengths
-from vlbatch.integrations.fastdeploy.config import free_blocks, hidden_tokens, required, setting
+from vlbatch.integrations.fastdeploy.access import LAUNCH_BUFFERS
+from vlbatch.integrations.fastdeploy.config import (
+    free_blocks,
+    hidden_tokens,
+    integer,
+    num_model_steps,
+)
+from vlbatch.integrations.fastdeploy.features import RequestFeatures, by_request
+from vlbatch.integrations.fastdeploy.followers import AfterReset, host_part, split_by_place
 from vlbatch.integrations.fastdeploy.input_batch import InputBatch
-from vlbatch.integrations.fastdeploy.proposer_fields import declare_draft_fields
+from vlbatch.integrations.fastdeploy.proposer_fields import declare_draft_fields, targets_fields
+from vlbatch.integrations.fastdeploy.rows import RowViews
+from vlbatch.items import IntArray
 
 
-class ProposerInputBatch(SharedInputs):
+class ProposerInputBatch(RowViews):
     """Draft model's fields. Rows are the target's, at any time: nothing here moves them.
 
     Fields of the same value for target and draft are the target's very arrays; copied ones take
@@ -23,13 +34,12 @@ class ProposerInputBatch(SharedInputs):
         fd_config: as for ``InputBatch``.
         target_model_input_batch: whose rows it follows.
         kept: names of further objects that the runner stores here.
+
+    Raises:
+        InvalidSetting: the configuration lacks a setting, or a speculative method.
     """
 
-    _views = (
-        "seq_lens_this_time", "base_model_draft_tokens", "index_to_batch_id",
-        "num_running_requests", "running_requests_ids", "enable_pd_reorder",
-    )  # fmt: skip
-    _writable_views = ("seq_lens_this_time",)
+    _views = (*RowViews._views, "base_model_draft_tokens")  # noqa: SLF001 (own base)
 
     def __init__(
         self,
@@ -38,52 +48,69 @@ class ProposerInputBatch(SharedInputs):
         *,
         kept: Iterable[str] = (),
     ) -> None:
+        sizes = target_model_input_batch.sizes
+        if not sizes.num_draft_tokens:
+            raise InvalidSetting(
+                "the target drafts nothing; expected a method", setting="speculative_config.method"
+            )
         self._target = target_model_input_batch
-        self._fd_config = fd_config
-        rope = () if "rope_emb" in target_model_input_batch.core.registry else ("rope_emb",)
-        super().__init__([*LAUNCH_BUFFERS, "caches", *rope], ["substep", *kept])
+        self._blocks = free_blocks(fd_config)
+        self._fields = declare_draft_fields(
+            sizes,
+            hidden_size=integer(fd_config, "model_config.hidden_size"),
+            num_model_steps=num_model_steps(fd_config),
+            max_tokens=hidden_tokens(fd_config, sizes),
+        )
+        self._targets_fields = targets_fields(sizes)
+        declared = {field.name for field in self._fields}
+        declared |= self._targets_fields.keys()
+        own_rope = () if sizes.rope_table else ("rope_emb",)
+        super().__init__(declared, [*LAUNCH_BUFFERS, "caches", *own_rope], kept)
+        self._kept["substep"] = None
+        self._followers: tuple[CoreFollower[Any], ...] = ()  # made by ``init_share_inputs``
 
     def init_share_inputs(self) -> None:
         """Allocate the fields and follow the target from now on.
 
         Raises:
-            InvalidSetting: the configuration lacks a setting, or a speculative method.
+            StaleOrder: it was called before, or not yet on the target.
         """
-        if not self._target.sizes.num_draft_tokens:
-            raise InvalidSetting(
-                "the target drafts nothing; expected a method", setting="speculative_config.method"
-            )
-        config, sizes = self._fd_config, self._target.sizes
-        fields = declare_draft_fields(
-            sizes,
-            hidden_size=required(config, "model_config.hidden_size"),
-            num_model_steps=setting(config, "speculative_config.num_model_steps", 1),
-            max_tokens=hidden_tokens(config, sizes),
-        )
-        self._follower: CoreFollower[Any] = CoreFollower(
-            self._target.core, fields, backend=self._target.backend
-        )
-        self._parts = (self._follower,)
-        self._write_constants()
+        if self._parts:
+            raise StaleOrder("allocated already, and addresses stay: use reset_share_inputs()")
+        core, backend = self._target.core, self._target.backend
+        fields, pinned = split_by_place(self._fields, backend)
+        on_host = host_part(core, pinned, backend, self._target.host_backend)
+        declared = [*map(own, fields), *self._targets_fields.values()]
+        self._followers = (CoreFollower(core, declared, backend=backend), *on_host)
+        self._parts = self._followers
+        core.register_follower(AfterReset(self._restore))
+        self._restore()
 
-    def _write_constants(self) -> None:
-        blocks = free_blocks(self._fd_config)
-        self["free_list"] = blocks or -1
-        self["free_list_len"] = len(blocks)
+    def _restore(self) -> None:
+        """Give what is not per request what it holds before the first one."""
+        self["free_list"] = self._blocks
+        self["free_list_len"] = len(self._blocks)
         self["substep"] = 0
 
     def reset_model_inputs(self) -> None:
-        """Restore what is not per request; the rest was reset with the target, which comes first.
+        """Set every own field to what ``init_share_inputs`` gave it, in place.
+
+        A reset of the target does that too, and resets what is shared; call it before or after.
 
         Raises:
-            StaleOrder: the target still has requests.
+            StaleOrder: the target still has requests, live or preempted; or there was no
+                ``init_share_inputs`` yet.
         """
-        if self._target.core.num_reqs:
+        if not self._followers:
+            raise StaleOrder("nothing is allocated yet: call init_share_inputs() first")
+        left = (*self.core.req_ids, *self.core.preempted)
+        if left:
             raise StaleOrder(
-                f"the target has requests {self._target.core.req_ids}: reset it first; the"
-                " proposer's rows are reset with it"
+                f"the target has requests {left}: reset it first; the proposer is reset with it"
             )
-        self._write_constants()
+        for part in self._followers:
+            part.on_reset()
+        self._restore()
 
     reset_share_inputs = reset_model_inputs
 
@@ -96,7 +123,7 @@ class ProposerInputBatch(SharedInputs):
         Raises:
             StaleOrder: another target than its own, or another map.
         """
-        known = isinstance(target, Mapping) and target == self.index_to_batch_id
+        known = isinstance(target, Mapping) and self.index_to_batch_id.matches(target)
         if target is not None and target is not self._target and not known:
             raise StaleOrder(
                 f"this proposer follows another target, whose rows are"
@@ -111,20 +138,15 @@ class ProposerInputBatch(SharedInputs):
         """
         raise StaleOrder(f"rows {i1} and {i2} are the target's: swap them there, once for both")
 
+    # Any: the array type is the backend's own business
     @property
-    def index_to_batch_id(self) -> Mapping[int, int]:
-        """The target's; see ``InputBatch.index_to_batch_id``."""
-        return self._target.index_to_batch_id
+    def core(self) -> CoreBatch[Any]:
+        """The target's rows and fields.
 
-    @property
-    def num_running_requests(self) -> int:
-        """The target's."""
-        return self._target.num_running_requests
-
-    @property
-    def running_requests_ids(self) -> range:
-        """The target's."""
-        return self._target.running_requests_ids
+        Raises:
+            StaleOrder: before ``init_share_inputs`` of the target.
+        """
+        return self._target.core
 
     @property
     def enable_pd_reorder(self) -> bool:
@@ -137,19 +159,30 @@ class ProposerInputBatch(SharedInputs):
         """The target's ``draft_tokens``."""
         return self._target["draft_tokens"]
 
-    # Any: as above
-    @property
-    def seq_lens_this_time(self) -> Any:
-        """The first ``num_running_requests`` entries of its own ``seq_lens_this_time_buffer``."""
-        return self["seq_lens_this_time_buffer"][: self.num_running_requests]
+    def draft_features(self, shift: int = 1) -> dict[int, RequestFeatures]:
+        """batch_id -> features that a draft module reads in this step, in row order.
 
-    @seq_lens_this_time.setter
-    def seq_lens_this_time(self, value: Any) -> None:  # Any: as above
-        self._check_view("seq_lens_this_time", value)
-        self["seq_lens_this_time_buffer"][: len(value)] = value
+        Token ``i`` of a chunk takes the embedding of the prompt's token ``i + shift``. An item
+        beyond the target's chunk is left out where the cache had no space for it.
 
-    def _check_view(self, name: str, value: object) -> None:  # noqa: ARG002 (the only one)
-        check_lengths(value, self["seq_lens_this_time_buffer"])
+        Args:
+            shift: 1 for the first module, 2 for the second, and so on.
+
+        Raises:
+            StaleOrder: there is no step; ask before requests are added or removed.
+            InvalidField: more than ``speculative_config.num_model_steps``.
+        """
+        order = self._target.order
+        found = by_request(order, self._target.vl.gather(order, shift=shift), shift)
+        return {int(name): features for name, features in found.items()}
+
+    def positions(self) -> IntArray:
+        """The target's rotary positions of the step, which are the draft model's too.
+
+        Raises:
+            StaleOrder: there is no step.
+        """
+        return self._target.positions()
 
     def check(self) -> None:
         """Verify every invariant of the proposer's part.
@@ -157,4 +190,5 @@ class ProposerInputBatch(SharedInputs):
         Raises:
             InvariantBroken: naming what is broken.
         """
-        self._follower.check()
+        for part in self._followers:
+            part.check()

@@ -6,8 +6,8 @@ rotary table is the target's, and what is per token or for the whole batch never
 
 from __future__ import annotations
 
-from vlbatch.batch import DraftField, copied, own, shared
-from vlbatch.fields import batch_global, cumulative, packed, per_draft, row
+from vlbatch.batch import DraftField, copied, shared
+from vlbatch.fields import Field, batch_global, cumulative, packed, per_draft, row
 from vlbatch.integrations.fastdeploy.fields import FieldSizes, output_offsets
 
 SHARED = (
@@ -23,10 +23,16 @@ COPIED = (
 )  # fmt: skip
 
 
+def targets_fields(s: FieldSizes) -> dict[str, DraftField]:
+    """Fields of the target that a proposer shares or copies, by name."""
+    names = [*SHARED, *(["rope_emb"] if s.rope_table else [])]
+    return {name: shared(name) for name in names} | {name: copied(name) for name in COPIED}
+
+
 def declare_draft_fields(
     s: FieldSizes, *, hidden_size: int, num_model_steps: int, max_tokens: int
-) -> list[DraftField]:
-    """The declared fields of a proposer.
+) -> list[Field]:
+    """A proposer's own fields.
 
     Args:
         s: extents of the target's fields.
@@ -65,7 +71,6 @@ def declare_draft_fields(
         batch_global("free_list_len", (1,), "int32"),
         batch_global("seq_lens_kv", (s.max_num_seqs + 8, 1), "int32"),
     ]
-    names = list(SHARED)
     if s.multimodal:
         fields += [
             per_draft("decode_states", dtype="int32", default=-1),
@@ -73,6 +78,4 @@ def declare_draft_fields(
             s.wide("attn_mask_offsets_full", s.max_model_len, "int32", default=-1),
             row("attn_mask_offsets_decoder", (1,), "int32", default=-1),
         ]
-    if s.rope_table:
-        names.append("rope_emb")
-    return [*map(own, fields), *map(shared, names), *map(copied, COPIED)]
+    return fields
