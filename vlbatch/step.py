@@ -200,12 +200,13 @@ class VLBatch(Generic[E]):
         Args:
             scheduled: req_id -> tokens.
             counts: prompt lengths and computed tokens by row, of an engine that keeps them
-                itself; see ``set_progress``. They are taken, unless they are impossible or the
-                schedule is with them.
+                itself; see ``set_progress``. They are taken where they and the schedule fit each
+                other, also if the features do not fit then.
 
         Raises:
             InvalidSchedule: unknown request, impossible number of tokens, or more than fits
-                (``EncodeBudgetExceeded``, ``CacheFull``); nothing was changed.
+                (``EncodeBudgetExceeded``, ``CacheFull``); nothing was changed but what ``counts``
+                say.
         """
         if counts is None:
             self.batch.check_schedule(scheduled)

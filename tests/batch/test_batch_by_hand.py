@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from batch_states import refused
@@ -9,7 +11,14 @@ from exposed import to_host
 from small_batches import add_all, make_batch, step
 
 from vlbatch import SideTable
-from vlbatch.errors import InvalidSchedule, InvariantBroken, UnknownRequest
+from vlbatch.errors import (
+    InvalidField,
+    InvalidSchedule,
+    InvariantBroken,
+    PromptTooLong,
+    UnknownRequest,
+    VlbatchError,
+)
 from vlbatch.fields import host, ragged, row, row_valued
 from vlbatch.order import DECODE, EXTEND, PREFILL
 
@@ -163,3 +172,38 @@ def test_ranks_of_rows() -> None:
     assert batch.rows == ("a", "b")
     assert batch.num_rows == 2
     assert batch.row_admissions[0] not in before
+
+
+@pytest.mark.parametrize("tokens", [2.9, "2", None, 2**63, 2**63 - 1, -(2**70)])
+def test_tokens_that_are_no_number_of_tokens(tokens: object) -> None:
+    """Fractions and numbers beyond any model are refused, none is cut or wraps around."""
+    batch = make_batch(row("x"))
+    add_all(batch, a=9, b=9)
+    step(batch, a=2, b=2)
+    with refused(batch, InvalidSchedule, "got .* tokens; expected", req_id="a"):
+        batch.plan({"b": 1, "a": tokens})  # type: ignore[dict-item]  # refusing this is the test
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"prompt_len": 2.5}, PromptTooLong),
+        ({"prompt_len": True}, PromptTooLong),
+        ({"prompt_len": 5, "computed": 1.5}, InvalidSchedule),
+    ],
+)
+def test_counts_that_are_no_integers(given: dict[str, Any], error: type[VlbatchError]) -> None:
+    """A request is not admitted with half a token."""
+    batch = make_batch(row("x"))
+    setting = "max_model_len" if error is PromptTooLong else None
+    with refused(batch, error, "expected", req_id="a", setting=setting):
+        batch.add("a", **given)
+
+
+@pytest.mark.parametrize("counts", [np.ones(2), np.ones(4, dtype=np.int64), [1]])
+def test_progress_that_is_not_by_row(counts: Any) -> None:
+    """Counts are integers, one for each row in use."""
+    batch = make_batch(row("x"))
+    add_all(batch, a=3, b=3)
+    with refused(batch, InvalidField, "computed got"):
+        batch.set_progress(np.array([3, 3]), counts)

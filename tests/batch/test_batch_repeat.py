@@ -13,9 +13,9 @@ from batch_states import refused
 from exposed import to_host
 from small_batches import add_all, make_batch, step
 
-from vlbatch import InputBatch
+from vlbatch import BatchOrder, InputBatch
 from vlbatch.errors import InvalidField, InvalidSchedule
-from vlbatch.fields import cumulative, row
+from vlbatch.fields import cumulative, packed, row
 from vlbatch.order import DECODE, EXTEND, IDLE, PREFILL
 
 
@@ -290,3 +290,38 @@ def test_steady_steps_with_one_disturbance_at_a_time(seed: int) -> None:
         steady.step(scheduled)
         assert list(steady.batch.rows) == [r and r.req_id for r in steady.rows]
         steady.batch.check()
+
+
+def test_rebuilds_that_share_a_buffer() -> None:
+    """Each field has what its own rebuild returned, though all return one buffer, filled anew."""
+    buffer = np.zeros(2, dtype=np.int64)
+
+    def filled(value: int) -> Any:
+        def rebuild(order: BatchOrder) -> Any:
+            buffer[:] = value
+            return buffer
+
+        return rebuild
+
+    batch = make_batch(
+        cumulative("twos", filled(2)),
+        cumulative("threes", filled(3)),
+        packed("fours", (4,), rebuild=filled(4)),
+        packed("fives", (4,), rebuild=filled(5)),
+    )
+    add_all(batch, a=1, b=1)
+    step(batch, a=1, b=1)
+
+    assert to_host(batch["twos"]).tolist() == [0, 2, 4, 4, 4]
+    assert to_host(batch["threes"]).tolist() == [0, 3, 6, 6, 6]
+    assert to_host(batch["fours"]).tolist() == [4, 4, 0, 0]
+    assert to_host(batch["fives"]).tolist() == [5, 5, 0, 0]
+
+
+def test_orders_cannot_be_written_through_their_base() -> None:
+    """No array of an order is a view of one that can be written."""
+    order = decoding().plan({"a": 1}).order
+    for name in ("slots", "computed", "scheduled", "prompt_lens", "classes"):
+        array = getattr(order, name)
+        assert not array.flags.writeable
+        assert array.base is None or not array.base.flags.writeable

@@ -34,6 +34,7 @@ def test_json_and_table(tmp_path: Path, name: str, fact: str, shown: str) -> Non
         (["--device", "--num-reqs", "8"], "--device measures 256 requests"),
         (["--device", "--peer", "vllm"], "--device measures 256 requests"),
         (["step", "--peer", "vllm"], "--peer is for reorder or all"),
+        (["cache", "--num-reqs", "8"], "--num-reqs is for reorder, step or all"),
         (["step", "--json", "no/such/folder/out.json"], "no/such/folder is not a folder"),
     ],
 )

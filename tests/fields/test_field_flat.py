@@ -112,3 +112,23 @@ def test_preempt_and_reset(backend: Any) -> None:
     batch.reset()
     assert (to_host(batch["logits"]) == -1).all()
     assert batch.addresses()["logits"] == address
+
+
+@pytest.mark.parametrize("num_drafts", [0, 2])
+def test_beside_fields_of_the_same_size(backend: Any, num_drafts: int) -> None:
+    """A flat field has its own shape and memory, whatever lies beside it in the block."""
+    size = num_drafts + 1
+    fields = [
+        row("before", (2 * size,), layout="contiguous"),
+        per_draft("flat", (2,), flat=True),
+        row("after", (2 * size,), layout="contiguous"),
+    ]
+    batch: InputBatch[Any] = InputBatch(
+        fields, backend=backend, capacity=4, max_model_len=8, num_drafts=num_drafts
+    )
+    for name, value in (("before", 7), ("after", 8), ("flat", 9)):
+        batch[name] = value
+
+    assert tuple(batch["flat"].shape) == (4 * size, 2)
+    for name, value in (("before", 7), ("after", 8), ("flat", 9)):
+        assert (to_host(batch[name]) == value).all()

@@ -199,3 +199,26 @@ def test_against_a_plain_loop(seed: int) -> None:
         assert got == [value for group in expected for value in group]
         sums = sums_by_slot(np.array([0, *np.cumsum(counts)]), slots, num_slots)
         assert np.diff(to_host(sums)).tolist() == [len(group) for group in expected]
+
+
+@pytest.mark.parametrize(
+    ("library", "make"), [("numpy", "array"), ("paddle", "to_tensor"), ("torch", "tensor")]
+)
+def test_slots_as_an_array(library: str, make: str) -> None:
+    """Slots may be an array or tensor of integers; twice the same, or floats, are refused."""
+    make_array = getattr(pytest.importorskip(library), make)
+    rows = np.array([[1, 2], [3, 4]])
+    got = outputs_by_slot(rows, make_array([1, 0]), 2)
+    assert np.array_equal(got, [[3, 4], [1, 2]])  # type: ignore[arg-type]
+    with pytest.raises(InvalidField, match="expected each once"):
+        outputs_by_slot(rows, make_array([1, 1]), 2)
+    with pytest.raises(InvalidField, match="expected integers"):
+        outputs_by_slot(rows, make_array([1.0, 0.0]), 2)
+
+
+def test_absent_objects_and_sums_of_two_columns() -> None:
+    """An array of objects gets ``None`` where no row is; sums have one number an entry."""
+    got = outputs_by_slot(np.array(["a", {}], dtype=object), [2, 0], 3)
+    assert list(got) == [{}, None, "a"]  # type: ignore[call-overload]
+    with pytest.raises(InvalidField, match=r"sums have shape \(3, 2\)"):
+        sums_by_slot(np.zeros((3, 2)), [0, 1], 2)

@@ -15,10 +15,12 @@ from typing import Any, Generic, TypeVar, get_args
 import numpy as np
 
 from vlbatch.backends.base import Backend
+from vlbatch.backends.dtypes import convert
 from vlbatch.batch.plan import BatchPlan, BatchSnapshot, BatchState
 from vlbatch.batch.planner import OrderPlanner, OrderRule
 from vlbatch.batch.requests import BatchRequests
 from vlbatch.errors import (
+    InvalidField,
     InvalidSchedule,
     InvalidSetting,
     InvariantBroken,
@@ -191,6 +193,7 @@ class InputBatch(BatchRequests[E], Generic[E]):
         Raises:
             StaleOrder: not the latest order of this batch, or it was counted already.
             InvalidSchedule: accepted drafts out of range.
+            UnknownRequest: drafts accepted of a request that is not in the order.
         """
         if order is not self._order:
             raise StaleOrder(
@@ -214,8 +217,11 @@ class InputBatch(BatchRequests[E], Generic[E]):
         Raises:
             InvalidSchedule: out of range, or the schedule does not fit; names the first such
                 request, nothing was changed.
+            InvalidField: no integers, or not one a row.
         """
         taken = ~self._table.is_hole
+        prompt_lens = self._by_row(prompt_lens, "prompt_lens")
+        computed = self._by_row(computed, "computed")
         slots = self._table.slot_of_row[: self._table.num_rows][taken]
         progress = self.progress.with_counts(slots, prompt_lens[taken], computed[taken])
         wrong = progress.out_of_range(slots, self.max_model_len)
@@ -232,6 +238,12 @@ class InputBatch(BatchRequests[E], Generic[E]):
         self.progress.take(progress)
         self._planner.forget()
         self._version += 1
+
+    def _by_row(self, values: IntArray, what: str) -> IntArray:
+        checked: IntArray = convert(values, "int64", what=what)
+        if checked.shape != (self.num_rows,):
+            raise InvalidField(f"{what} got shape {checked.shape}; expected ({self.num_rows},)")
+        return checked
 
     def confirm(self, req_id: str, computed: int, *, in_flight: int = 0) -> bool:
         """Take computed tokens as final, or roll back to them; see ``Progress.confirm``."""

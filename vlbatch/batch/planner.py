@@ -100,7 +100,7 @@ class OrderPlanner:
 
     def _check(self, scheduled: Scheduled, asked: _Asked, progress: Progress) -> None:
         most = progress.most(slice(None), self._num_drafts, self._max_model_len)
-        if asked.fewest < 1 or np.count_nonzero(progress.computed + asked.tokens > most):
+        if asked.fewest < 1 or np.count_nonzero(asked.tokens > most - progress.computed):
             self._refuse(scheduled, progress, most - progress.computed)
 
     def _read(self, scheduled: Scheduled) -> _Asked:
@@ -112,7 +112,7 @@ class OrderPlanner:
         counts = tuple(scheduled.values())
         if self._asked is None or self._asked.slots is not slots or self._asked.counts != counts:
             tokens = np.zeros(self._table.capacity, dtype=np.int64)
-            tokens[slots] = counts
+            tokens[slots] = _integers(scheduled)
             tokens.flags.writeable = False
             self._asked = _Asked(slots, counts, tokens, min(counts, default=1))
         return self._asked
@@ -178,3 +178,18 @@ class OrderPlanner:
         moves = latest.moves if latest.moves.is_identity else stay_rows(self._table.num_rows)
         order = order.further(state.num_steps, computed)
         return BatchPlan(order, moves, asked.tokens, state)
+
+
+def _integers(scheduled: Scheduled) -> IntArray:
+    """Tokens of a schedule, int64 ``[num_reqs]``.
+
+    Raises:
+        InvalidSchedule: one is no integer, or larger than any.
+    """
+    counts = np.array(list(scheduled.values()) or [0])
+    if counts.dtype.kind in "iu":
+        return counts[: len(scheduled)].astype(np.int64)
+    for req_id, tokens in scheduled.items():
+        if not isinstance(tokens, int | np.integer) or abs(int(tokens)) > np.iinfo(np.int64).max:
+            raise InvalidSchedule(f"got {tokens!r} tokens; expected an integer", req_id=req_id)
+    return counts.astype(np.int64)

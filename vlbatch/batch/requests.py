@@ -169,15 +169,15 @@ class BatchRequests(FieldAccess[E], Generic[E]):
 
     def _check_start(self, req_id: str, prompt_len: int, computed: int) -> None:
         self._table.check_free(req_id)
-        if not 0 < prompt_len <= self.max_model_len:
+        if not _is_integer(prompt_len) or not 0 < prompt_len <= self.max_model_len:
             raise PromptTooLong(
-                f"has {prompt_len} prompt tokens; expected 1..{self.max_model_len}",
+                f"has {prompt_len!r} prompt tokens; expected 1..{self.max_model_len}",
                 req_id=req_id,
                 setting="max_model_len",
             )
-        if not 0 <= computed < prompt_len:
+        if not _is_integer(computed) or not 0 <= computed < prompt_len:
             raise InvalidSchedule(
-                f"starts with {computed} computed tokens of {prompt_len}; expected at least one"
+                f"starts with {computed!r} computed tokens of {prompt_len}; expected at least one"
                 " to be left",
                 req_id=req_id,
             )
@@ -288,3 +288,7 @@ class BatchRequests(FieldAccess[E], Generic[E]):
         slot = self._occupy(req_id, record.num_tokens, computed, record.values)
         del self._preempted[req_id]
         return slot
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)

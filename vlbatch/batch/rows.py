@@ -119,7 +119,6 @@ class RowTable:
         self.admission[slot] = self._num_admitted
         self.is_new[slot] = True
         self.has_new = True
-        self._asked = None
         self._num_admitted += 1
         self.num_changes += 1
         return slot, row
@@ -154,9 +153,10 @@ class RowTable:
         return np.where(self.is_new[slots], self.admission[slots], -1)
 
     def slots_after(self, moves: RowMoves) -> IntArray:
-        """New row -> slot, after ``move`` of a plan: no holes. Changes nothing."""
+        """New row -> slot, after ``move`` of a plan: no holes, read-only. Changes nothing."""
         slots = self.slot_of_row[: self.num_rows].copy()
         slots[moves.destinations] = slots[moves.sources]
+        slots.flags.writeable = False
         return slots[: len(self.slots)]
 
     def settle(self) -> None:

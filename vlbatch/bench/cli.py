@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,15 +25,13 @@ NAMES = ("reorder", "step", "sizes", "features", "positions", "identity", "cache
 @click.option(
     "--num-reqs",
     type=click.IntRange(1),
-    default=256,
-    show_default=True,
-    help="Of reorder and step.",
+    help="Of reorder and step; 256 unless given.",
 )
 @click.option("--peer", type=click.Choice(["vllm"]), help="Time its own batch too, in reorder.")
 @click.option("--device", is_flag=True, help="Measure the CUDA device instead of the host.")
 @click.option("--json", "json_out", type=click.Path(dir_okay=False, path_type=Path))
 def bench_command(
-    name: str, num_reqs: int, peer: str | None, device: bool, json_out: Path | None
+    name: str, num_reqs: int | None, peer: str | None, device: bool, json_out: Path | None
 ) -> None:
     """Time the batch state, and the methods of other engines beside it, in interleaved rounds.
 
@@ -47,11 +46,15 @@ def bench_command(
 
     if json_out is not None and not json_out.parent.is_dir():
         raise click.BadParameter(f"{json_out.parent} is not a folder.", param_hint="--json")
+    if json_out is not None and not os.access(json_out.parent, os.W_OK):
+        raise click.BadParameter(f"{json_out.parent} cannot be written to.", param_hint="--json")
     if peer is not None and name not in ("reorder", "all"):
         raise click.UsageError(f"--peer is for reorder or all, not {name}.")
-    if device and (num_reqs, peer) != (256, None):
+    if device and (num_reqs or peer):
         raise click.UsageError("--device measures 256 requests and has no --peer.")
-    runs = _device_runs() if device else _runs(num_reqs, peer)
+    if num_reqs is not None and name not in ("reorder", "step", "all"):
+        raise click.UsageError(f"--num-reqs is for reorder, step or all, not {name}.")
+    runs = _device_runs() if device else _runs(num_reqs or 256, peer)
     if name != "all" and name not in runs:
         raise click.UsageError(f"--device is for {', '.join(runs)} or all, not {name}.")
     console = Console(highlight=False)

@@ -93,20 +93,24 @@ class DerivedFields(Generic[S]):
         """
         if order.scheduled is not self._scheduled:
             self._scheduled, self._sums = order.scheduled, {}
-        given: dict[Rebuild, HostArray] = {}
+        given: dict[int, HostArray] = {}  # by id of the rebuild
         sums: dict[tuple[int, str], HostArray] = {}
         fresh = []
         for each in self._all:
-            values = given.get(each.rebuild)
+            source = id(each.rebuild)
+            values = given.get(source)
             if values is None:
-                values = given[each.rebuild] = np.asarray(each.rebuild(order))
+                values = given[source] = np.asarray(each.rebuild(order))
             if not values.ndim or values.shape[1:] != each.given or len(values) > each.most:
                 self._refuse(each, values)
             if not each.is_sum:
-                fresh.append(convert(values, each.field.dtype, what=each.label))
+                packed = convert(values, each.field.dtype, what=each.label)
+                is_theirs = packed is values and values.flags.writeable  # and may be used again
+                fresh.append(packed.copy() if is_theirs else packed)
                 continue
-            known = self._sums if values is order.scheduled else sums
-            key = id(values), each.field.dtype  # ``given`` keeps the lengths alive
+            is_kept = values is order.scheduled
+            known = self._sums if is_kept else sums
+            key = 0 if is_kept else source, each.field.dtype
             if key not in known:
                 known[key] = self._sum(each, values)
             found = known[key]
@@ -155,7 +159,7 @@ class DerivedFields(Generic[S]):
             sums = np.add.accumulate(lengths)
             whole[1 : num + 1] = sums
             whole[num + 1 :] = whole[num]
-            if whole[-1] != sums[-1]:
+            if whole[-1] != sums[-1] or whole.itemsize < 4:
                 convert(sums, each.field.dtype, what=f"sums of field {each.field.name!r}")
         return whole
 

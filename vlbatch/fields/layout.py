@@ -186,9 +186,9 @@ def _place_cluster(
     for i, f in enumerate(members):
         out.arrays[f.name] = backend.view(block, start + i * size, out.shapes[f.name])
         if f.flat:
-            out.flat[f.name] = backend.view(
-                block, start + i * size, (shape[0] * shape[1], *f.shape)
-            )
+            num_reqs, num_each, *entry = out.shapes[f.name]
+            merged = (num_reqs * num_each, *entry)
+            out.flat[f.name] = backend.view(block, start + i * size, merged)
     if first.kind is Kind.RAGGED:
         out.flat[first.name] = backend.view(block, start, (size,))
     elif _is_grouped(first):

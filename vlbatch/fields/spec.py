@@ -104,6 +104,10 @@ class Field:
             raise InvalidField(f"field {self.name!r} has shape {self.shape}; extents must be > 0")
         if self.kind is Kind.CUMULATIVE and any(n != 1 for n in self.shape):
             raise InvalidField(f"cumulative field {self.name!r} has shape {self.shape}; use ones")
+        if self.kind is Kind.CUMULATIVE and STORED_AS[self.dtype].kind not in "iu":
+            raise InvalidField(
+                f"cumulative field {self.name!r} has dtype {self.dtype}: use integers"
+            )
         if self.kind is Kind.RAGGED and not self.shape:
             raise InvalidField(f"ragged field {self.name!r} needs a width")
         if self.kind is Kind.ROW_VALUED and STORED_AS[self.dtype].kind != "i":

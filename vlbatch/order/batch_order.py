@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vlbatch.errors import UnknownRequest
-from vlbatch.order.moves import DECODE, EXTEND, IntArray, OrderPolicy
+from vlbatch.order.moves import EXTEND, IntArray, OrderPolicy
 from vlbatch.order.restore import restore_outputs
 
 
@@ -91,8 +91,9 @@ class BatchOrder:
     @cached_property
     def regions(self) -> Regions:
         """Requests per class; with ``policy="split"`` also the bounds of the regions."""
-        decode, extend = (int(np.count_nonzero(self.classes == c)) for c in (DECODE, EXTEND))
-        return Regions(decode, extend, self.num_reqs - decode - extend)
+        in_prompt = int(np.count_nonzero(self.classes))  # DECODE is 0
+        extend = int(np.count_nonzero(self.classes == EXTEND)) if in_prompt else 0
+        return Regions(self.num_reqs - in_prompt, extend, in_prompt - extend)
 
     @property
     def num_leading_decodes(self) -> int:

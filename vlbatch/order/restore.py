@@ -108,7 +108,7 @@ def outputs_by_slot(
         StaleOrder: a leaf has another number of entries than there are rows.
         InvalidField: slots out of range or given twice; a leaf has no length.
     """
-    _check_slots(slots, num_slots)
+    slots = _checked(slots, num_slots)
     bounds = None if counts is None else _bounds(counts, len(slots))
     row_of_slot = {slot: row for row, slot in enumerate(slots)}
     if bounds is not None:
@@ -133,18 +133,26 @@ def sums_by_slot(sums: object, slots: Sequence[int], num_slots: int) -> object:
         StaleOrder: another number of entries than rows and one.
         InvalidField: slots out of range or given twice.
     """
-    _check_slots(slots, num_slots)
+    slots = _checked(slots, num_slots)
     leaf = _leaf(sums, len(slots) + 1, "sums")
+    starts = host_values(leaf)
+    if starts.size != len(starts):
+        raise InvalidField(f"sums have shape {starts.shape}; expected one number an entry")
     lengths = np.zeros(num_slots, dtype=np.int64)
-    lengths[np.asarray(slots, dtype=np.int64)] = np.diff(host_values(leaf).reshape(-1))
+    lengths[np.asarray(slots, dtype=np.int64)] = np.diff(starts.reshape(-1))
     totals = np.concatenate(([0], np.cumsum(lengths)))
     shape = getattr(leaf, "shape", (len(leaf),))
     return array_like(leaf, totals.reshape(-1, *shape[1:]))
 
 
-def _check_slots(slots: Sequence[int], num_slots: int) -> None:
-    if len(set(slots)) != len(slots) or not all(0 <= slot < num_slots for slot in slots):
-        raise InvalidField(f"got slots {list(slots)}; expected each once, in 0..{num_slots - 1}")
+def _checked(slots: Sequence[int], num_slots: int) -> list[int]:
+    found = host_values(slots)
+    numbers: list[int] = found.tolist()
+    if len(numbers) and found.dtype.kind not in "iu":
+        raise InvalidField(f"got slots {numbers}; expected integers")
+    if len(set(numbers)) != len(numbers) or not all(0 <= slot < num_slots for slot in numbers):
+        raise InvalidField(f"got slots {numbers}; expected each once, in 0..{num_slots - 1}")
+    return numbers
 
 
 def _take(outputs: object, index: Sequence[int | None], expected: int, path: str) -> object:
@@ -169,9 +177,11 @@ def _take(outputs: object, index: Sequence[int | None], expected: int, path: str
     return array
 
 
-def _absent(array: object) -> float | int | bool:
+def _absent(array: object) -> float | int | None:
     """What stands for no value in an array or tensor of its dtype."""
     dtype = str(getattr(array, "dtype", "")).rsplit(".", maxsplit=1)[-1]
-    if dtype.startswith(("float", "bfloat")):
+    if dtype.startswith(("float", "bfloat", "complex")):
         return float("nan")
+    if dtype == "object":
+        return None
     return -1 if dtype.startswith("int") else 0

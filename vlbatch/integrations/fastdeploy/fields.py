@@ -260,10 +260,9 @@ def output_offsets(s: FieldSizes) -> list[Field]:
 
 def num_logits(order: BatchOrder) -> IntArray:
     """Row -> rows of logits: one of a prompt, finished or not, and all of a decode."""
-    in_prompt = order.classes != DECODE
-    return (
-        np.where(in_prompt, 1, order.scheduled) if np.count_nonzero(in_prompt) else order.scheduled
-    )
+    if order.regions.decode == order.num_reqs:
+        return order.scheduled
+    return np.where(order.classes == DECODE, order.scheduled, 1)
 
 
 def _multimodal(s: FieldSizes) -> list[Field]:
