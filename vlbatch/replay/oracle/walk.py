@@ -2,7 +2,8 @@
 
 The rules. An item is encoded whole, once a key, for the first chunk (and look-ahead) that holds one
 of its places. What is found is used, if it has the right number of rows; else the request fails.
-Entries that nobody refers to make room, longest unused first, those wanted in this step last.
+Entries that nobody refers to make room, longest unused first, those wanted in this step last; of
+these, what is needed first goes last of all.
 
 A chunk that does not fit ends before the item in question, by the look-ahead where it can; the
 shorter chunk is tried anew, and what does not move takes nothing. If the item is only read ahead,
@@ -19,13 +20,18 @@ from vlbatch.replay.oracle.cache import OracleCache
 from vlbatch.replay.oracle.requests import OracleRequest
 from vlbatch.replay.oracle.values import Finding, Key, Occurrence
 
+_UNWANTED, _WANTED, _GIVEN_UP = range(3)
+
+Turn = tuple[int, int]
+"""When an entry goes: the smallest first, of equal ones any."""
+
 
 class _Scratch:
     """What the cache would be after the requests seen so far."""
 
-    def __init__(self, rows: dict[Key, int], evictable: dict[Key, int]) -> None:
+    def __init__(self, rows: dict[Key, int], evictable: dict[Key, Turn]) -> None:
         self.rows = rows  # of every entry
-        self.evictable = evictable  # in order of eviction -> clock
+        self.evictable = evictable  # in order of eviction
         self.evicted: list[Key] = []
         self.used: set[Key] = set()  # by a request seen so far
         self.refer: dict[Occurrence, Key] = {}
@@ -81,11 +87,14 @@ class Walk:
         self._lookahead = lookahead
         self._whole = whole_items
         self._victims = victims
-        self._wanted = self._keys_wanted(scheduled)
-        unused = sorted(cache.unused, key=lambda key: key in self._wanted)  # stable
+        needs = self._needs(scheduled)
+        turns = {
+            key: (_WANTED, -needs[key]) if key in needs else (_UNWANTED, since)
+            for key, since in cache.unused.items()
+        }
         self.scratch = _Scratch(
             rows={key: entry.rows for key, entry in cache.entries.items()},
-            evictable={key: cache.unused[key] for key in unused},
+            evictable=dict(sorted(turns.items(), key=lambda each: each[1])),
         )
         self.fit: dict[str, int] = {}
         self.mismatched: list[str] = []
@@ -99,14 +108,15 @@ class Walk:
         if extra:
             self.findings.append(Finding("entries evicted without need", [], extra))
 
-    def _keys_wanted(self, scheduled: Mapping[str, int]) -> set[Key]:
-        wanted = set()
+    def _needs(self, scheduled: Mapping[str, int]) -> dict[Key, int]:
+        """What the step needs, with the number of its first need."""
+        needs: dict[Key, int] = {}
         for req_id, tokens in scheduled.items():
             request = self._requests[req_id]
             stop = request.computed + tokens + self._lookahead
             for number in request.items_in(request.computed, stop):
-                wanted.add((request.items[number].key, self._cache.epoch))
-        return wanted
+                needs.setdefault((request.items[number].key, self._cache.epoch), len(needs))
+        return needs
 
     # -- one request -------------------------------------------------------------------------
     def _place(self, request: OracleRequest, tokens: int) -> int | None:
@@ -219,14 +229,11 @@ class Walk:
                 scratch.findings.append(Finding("entry evicted", first, seen))
             else:
                 victim = seen
-                if self._turn(seen) != self._turn(first):
+                if scratch.evictable[seen] != scratch.evictable[first]:
                     scratch.findings.append(Finding("entry evicted first", first, seen))
         del scratch.rows[victim]
         del scratch.evictable[victim]
         scratch.evicted.append(victim)
-
-    def _turn(self, key: Key) -> tuple[bool, int]:
-        return key in self._wanted, self.scratch.evictable[key]
 
     def _make_room(self, request: OracleRequest, number: int) -> bool:
         """Give references up until an item can be taken; says whether it was."""
@@ -246,4 +253,4 @@ class Walk:
         scratch.give_up[occurrence] = key
         entry = self._cache.entries[key]
         if key in scratch.rows and entry.references <= scratch.give_up.keys():
-            scratch.evictable[key] = self._cache.clock
+            scratch.evictable[key] = _GIVEN_UP, 0
