@@ -225,7 +225,11 @@ def row_valued(
     whole: bool = False,
     layout: Layout = "auto",
 ) -> Field:
-    """Declare row numbers, -1 for none: remapped whenever rows move, -1 once that row is gone."""
+    """Declare row numbers, -1 for none: remapped whenever rows move, -1 once that row is gone.
+
+    A number is to name a row that has a request; what becomes of the number of a hole differs from
+    backend to backend.
+    """
     return Field(
         name, Kind.ROW_VALUED, shape, dtype, -1, "rows",
         "contiguous" if whole else layout, "reset", None, whole,
