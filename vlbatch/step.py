@@ -159,16 +159,23 @@ class VLBatch(Generic[E]):
         if self.before_leave is not None and self.batch.is_live(req_id):
             self.before_leave(req_id)
 
-    def resume(self, req_id: str, *, computed: int = 0) -> int:
+    def resume(
+        self, req_id: str, *, computed: int = 0, fields: Mapping[str, object] | None = None
+    ) -> int:
         """Admit a preempted request again; its prompt is now prompt and outputs so far.
+
+        Args:
+            req_id: preempted.
+            computed: tokens whose KV a prefix cache already holds.
+            fields: values instead of those that were kept.
 
         Returns:
             Its slot.
 
         Raises:
-            VlbatchError: see ``InputBatch.check_resume``.
+            VlbatchError: see ``InputBatch.resume``.
         """
-        slot = self.batch.resume(req_id, computed=computed)
+        slot = self.batch.resume(req_id, computed=computed, fields=fields)
         self.positions.bind(req_id, slot)
         return slot
 

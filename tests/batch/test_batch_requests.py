@@ -17,6 +17,7 @@ from vlbatch.errors import (
     DuplicateRequest,
     InvalidSchedule,
     PromptTooLong,
+    UnknownField,
     UnknownRequest,
 )
 from vlbatch.fields import host, ragged, row
@@ -211,6 +212,17 @@ def test_preempt_and_resume_refusals(backend: AnyBackend) -> None:
     with refused(batch, InvalidSchedule, "4 computed tokens of 4", req_id="b"):
         batch.resume("b", computed=4)
     assert batch.resume("b", computed=3) == 1
+
+
+def test_resume_with_other_values(backend: AnyBackend) -> None:
+    """A value given at the resumption stands for the one that was kept, wrong ones are refused."""
+    batch = make_batch(row("x"), row("y"), backend=backend)
+    batch.add("a", prompt_len=3, fields={"x": 1, "y": 2})
+    batch.preempt("a")
+    with refused(batch, UnknownField, "'z'", req_id="a", setting="fields"):
+        batch.resume("a", fields={"z": 1})
+    batch.resume("a", fields={"x": 5})
+    assert (batch.read("a", "x"), batch.read("a", "y")) == (5, 2)
 
 
 def test_resumed_prompt_has_the_outputs(backend: AnyBackend) -> None:

@@ -160,7 +160,7 @@ def test_sampler_output_of_drafts(make: Callable[[Any], Any]) -> None:
     ids = to_host(output.sampled_token_ids)
     assert ids[[0, 3, 5]].tolist() == [[1, -1, -1], [30, 31, 32], [50, 51, -1]]
     assert (ids[[1, 2, 4]] == -1).all()
-    assert to_host(output.token_num_per_batch).tolist() == [1, -1, -1, 3, -1, 2]
+    assert to_host(output.token_num_per_batch).tolist() == [1, 0, 0, 3, 0, 2]
     assert to_host(output.cu_batch_token_offset).tolist() == [0, 1, 1, 1, 4, 4, 6]
     order = [1, 30, 31, 32, 50, 51]
     assert to_host(output.logits)[:, 0].tolist() == order

@@ -388,6 +388,42 @@ def test_preempt_after_the_forward(backend: Any, computed: int) -> None:
     assert hosted(batch, "prompt_lens")[batch.get_index_by_batch_id(3)] == 10
 
 
+@pytest.mark.parametrize("computed", [0, 3])
+def test_a_resumed_request_waits_for_its_tokens(backend: Any, computed: int) -> None:
+    """What the last step was to compute is gone, and the proposer knows what is computed too."""
+    batch, proposer = filled(backend, 3, 1)
+    batch.condense()
+    batch["seq_lens_decoder"][batch.get_index_by_batch_id(1)] = 10
+    proposer["seq_lens_decoder"][batch.get_index_by_batch_id(1)] = 10
+    batch.preempt(1)
+    row = batch.resume(1, computed=computed)
+    for each in (batch, proposer):
+        assert hosted(each, "seq_lens_decoder")[row] == computed
+        assert hosted(each, "seq_lens_encoder")[row] == 0
+        assert hosted(each, "seq_lens_this_time_buffer")[row] == 0
+    batch.condense()
+    assert batch.order.idle == ("1",)
+
+
+@pytest.mark.parametrize(("encoder", "this_time"), [(0, 3), (3, 0), (3, 2)])
+def test_a_prefill_says_its_tokens_twice(encoder: int, this_time: int) -> None:
+    """Both lengths of a row within its prompt are the chunk."""
+    batch, _ = filled(NumpyBackend(), 3)
+    batch["seq_lens_encoder"][0] = encoder
+    batch["seq_lens_this_time_buffer"][0] = this_time
+    with pytest.raises(InvalidSchedule, match=f"encoder {encoder} and .*this_time {this_time};"):
+        batch.condense()
+
+
+def test_a_decode_has_no_prefill_tokens() -> None:
+    """A row behind its prompt computes no prompt tokens."""
+    batch, _ = filled(NumpyBackend(), 3)
+    decode(batch, 3, 10)
+    batch["seq_lens_encoder"][0] = 1
+    with pytest.raises(InvalidSchedule, match=r"'3': has seq_lens_encoder 1 and .*this_time 1;"):
+        batch.condense()
+
+
 def test_remove_a_preempted_request() -> None:
     """A request may go for good while it is preempted."""
     batch, _ = filled(NumpyBackend(), 3, 1)

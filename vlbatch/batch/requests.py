@@ -274,18 +274,27 @@ class BatchRequests(FieldAccess[E], Generic[E]):
             raise UnknownRequest("is not preempted", req_id=req_id)
         self._check_start(req_id, self._preempted[req_id].num_tokens, computed)
 
-    def resume(self, req_id: str, *, computed: int = 0) -> int:
+    def resume(
+        self, req_id: str, *, computed: int = 0, fields: Mapping[str, object] | None = None
+    ) -> int:
         """Admit a preempted request again, with prompt and outputs so far as its prompt.
+
+        Args:
+            req_id: preempted.
+            computed: tokens whose KV a prefix cache already holds.
+            fields: values instead of those that were kept.
 
         Returns:
             The slot.
 
         Raises:
             VlbatchError: see ``check_resume``.
+            UnknownField, InvalidField: for ``fields``.
         """
         self.check_resume(req_id, computed=computed)
         record = self._preempted[req_id]
-        slot = self._occupy(req_id, record.num_tokens, computed, record.values)
+        values = {**record.values, **self._storage.convert_values(fields or {}, req_id)}
+        slot = self._occupy(req_id, record.num_tokens, computed, values)
         del self._preempted[req_id]
         return slot
 

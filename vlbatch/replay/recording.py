@@ -116,10 +116,12 @@ class RecordedBatch(VLBatch[E]):
         self._newcomers.add(req_id)
         return slot
 
-    def resume(self, req_id: str, *, computed: int = 0) -> int:
+    def resume(
+        self, req_id: str, *, computed: int = 0, fields: Mapping[str, object] | None = None
+    ) -> int:
         """Admit a preempted request again; see ``VLBatch.resume``."""
         prompt_len = self.batch.known_tokens_of(req_id)
-        slot = super().resume(req_id, computed=computed)
+        slot = super().resume(req_id, computed=computed, fields=fields)
         self.recorder.admit(req_id, prompt_len=prompt_len, computed=computed)
         self._newcomers.add(req_id)
         return slot

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -209,7 +210,7 @@ class SharedInputs:
     def _unknown(self, name: str) -> UnknownField:
         if not self._parts:
             return UnknownField(f"no {name!r} yet: call init_share_inputs() first")
-        names = sorted(
-            {*self._kept, *self._views}.union(*(part.registry.keys() for part in self._parts))
-        )
-        return UnknownField(f"no {name!r} here; there are {names}", setting="kept")
+        names = {*self._kept, *self._views}.union(*(part.registry for part in self._parts))
+        like = get_close_matches(name, names)
+        hint = f"; there are {like}" if like else f" among {len(names)} names"
+        return UnknownField(f"no {name!r} here{hint}", setting="kept")

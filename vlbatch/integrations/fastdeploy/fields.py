@@ -155,8 +155,8 @@ def _text(s: FieldSizes) -> list[Field]:
         row("stop_seqs_len", (s.max_stop_seqs,), "int32"),
         row("stop_seqs", (s.max_stop_seqs, s.stop_seqs_max_len), "int64", default=-1),
         # lengths and progress
-        row("seq_lens_this_time_buffer", (), "int32"),
-        row("seq_lens_encoder", (), "int32"),
+        row("seq_lens_this_time_buffer", (), "int32", on_preempt="reset"),
+        row("seq_lens_encoder", (), "int32", on_preempt="reset"),
         row("seq_lens_decoder", (), "int32"),
         row("step_seq_lens_encoder", (1,), "int32"),
         row("step_seq_lens_decoder", (1,), "int32"),

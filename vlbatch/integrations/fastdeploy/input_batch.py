@@ -229,7 +229,9 @@ class InputBatch(StepViews):
         return self.core.row_of(name)
 
     def remove(self, batch_id: int) -> None:
-        """Let a request go: finished, aborted or failed. Its row is cleared at once.
+        """Let a request go: finished or aborted. Its row is cleared at once.
+
+        A request in ``failed`` has left already.
 
         Raises:
             UnknownRequest: not in the batch, nor preempted.
@@ -251,7 +253,11 @@ class InputBatch(StepViews):
         self.vl.preempt(name)
 
     def resume(self, batch_id: int, *, computed: int = 0) -> int:
-        """Give a preempted request a row again, with its fields but its block table.
+        """Give a preempted request a row again.
+
+        Its fields come back but for the block table and the tokens of a step, which are none until
+        the runner writes them; ``prompt_lens`` is its prompt and outputs so far,
+        ``seq_lens_decoder`` what is computed.
 
         Returns:
             Its row.
@@ -260,11 +266,11 @@ class InputBatch(StepViews):
             VlbatchError: see ``VLBatch.resume``.
         """
         name = name_of(batch_id)
-        self.vl.resume(name, computed=computed)
-        row = self.core.row_of(name)
-        self.core.write(name, "prompt_lens", self.core.known_tokens_of(name))
-        self.core.write(name, "seq_lens_decoder", computed)
-        return row
+        fields = {"seq_lens_decoder": computed}
+        if name in self.core.preempted:
+            fields["prompt_lens"] = self.core.known_tokens_of(name)
+        self.vl.resume(name, computed=computed, fields=fields)
+        return self.core.row_of(name)
 
     def get_index_by_batch_id(self, batch_id: int) -> int:
         """Row of a request; looks it up and never adds.

@@ -61,7 +61,8 @@ class StepViews(RowViews):
     def _begin(self) -> Step:
         """Start a step from what the runner wrote; the views of the one before are over."""
         self._step = None
-        return self.vl.begin(self._scheduled(), counts=self._counts())
+        counts = self._counts()
+        return self.vl.begin(self._scheduled(*counts), counts=counts)
 
     def _by_row(self, name: str) -> IntArray:
         """Host copy of a field of the rows in use."""
@@ -72,11 +73,12 @@ class StepViews(RowViews):
         """Prompt lengths and computed tokens, by row."""
         return self._by_row("prompt_lens"), self._by_row("seq_lens_decoder")
 
-    def _scheduled(self) -> dict[str, int]:
+    def _scheduled(self, prompt_lens: IntArray, computed: IntArray) -> dict[str, int]:
         """Tokens of this step, by request."""
         rows, taken = self.core.rows, self.core.row_admissions >= 0
         encoder, this_time = self._by_row("seq_lens_encoder"), self._by_row(LENGTHS)
-        wrong = (encoder < 0) | (this_time < 0) | ((encoder > 0) & (encoder != this_time))
+        expected = np.where(computed < prompt_lens, this_time, 0)
+        wrong = (this_time < 0) | (encoder != expected)
         for row in np.flatnonzero(wrong & taken):
             raise InvalidSchedule(
                 f"has seq_lens_encoder {encoder[row]} and seq_lens_this_time {this_time[row]};"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from vlbatch.backends.arrays import host_values
+import numpy as np
+
+from vlbatch.backends.arrays import array_like, host_values
 from vlbatch.errors import InvalidField, StaleOrder
 from vlbatch.integrations.fastdeploy.access import SharedInputs
 from vlbatch.integrations.fastdeploy.rows import RowViews
@@ -12,6 +14,9 @@ from vlbatch.order import outputs_by_slot, sums_by_slot
 
 BY_ROW = ("sampled_token_ids", "token_num_per_batch", "logz_per_batch")
 """Members of a sampler's output with one entry a row."""
+
+COUNTS = ("token_num_per_batch",)
+"""Of these, members that count entries: 0 for ids that are not in the batch."""
 
 BY_TOKEN = ("logprobs_tensors", "logits", "sampling_mask")
 """Members with ``token_num_per_batch[row]`` entries a row, where that is there; else one a row."""
@@ -111,7 +116,10 @@ def _by_id(name: str, output: object, ids: Sequence[int]) -> object:
         output = output[: len(ids) + (name in SUMS)]  # type: ignore[index]  # has axes
     if name in SUMS:
         return sums_by_slot(output, ids, _num_slots(ids))
-    return outputs_by_slot(output, ids, _num_slots(ids))
+    found = outputs_by_slot(output, ids, _num_slots(ids))
+    if name in COUNTS:
+        return array_like(output, np.maximum(host_values(found), 0))
+    return found
 
 
 def _num_slots(ids: Sequence[int]) -> int:
