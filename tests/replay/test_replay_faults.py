@@ -179,8 +179,10 @@ def _count_all_drafts(
     original(progress, order, alive, {})
 
 
-def _resume_from_zero(original: Any, batch: InputBatch[Any], req_id: str, *, computed: int) -> int:
-    return int(original(batch, req_id, computed=0 if computed else 1))
+def _resume_from_zero(
+    original: Any, batch: InputBatch[Any], req_id: str, *, computed: int, **values: Any
+) -> int:
+    return int(original(batch, req_id, computed=0 if computed else 1, **values))
 
 
 FAULTS = [
