@@ -171,9 +171,10 @@ def _take(outputs: object, index: Sequence[int | None], expected: int, path: str
     if not expected:
         return leaf
     array = cast("_Array", leaf)[[0 if i is None else i for i in index]]
+    absent = _absent(array)
     for at, entry in enumerate(index):
         if entry is None:
-            array[at] = _absent(array)
+            array[at] = absent
     return array
 
 
